@@ -1,0 +1,1 @@
+"""Orbax LoRA checkpoint + Hugging Face base -> merged safetensors or PEFT adapter."""

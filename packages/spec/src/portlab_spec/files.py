@@ -1,0 +1,147 @@
+"""Files that are either absent or whole.
+
+Every writer of Portlab writes to a temporary sibling, syncs it and renames it: a crash, a full disk or Ctrl-C
+leaves the old state or the new one, never half of either.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from portlab_spec.errors import UserError
+
+
+
+def sha256_file(path: Path) -> str:
+    """Hex sha256 of a file's bytes."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically (UTF-8)."""
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON atomically: two-space indent, keys in the given order, a final newline, no NaN."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file atomically: temporary sibling, fsync, rename, fsync of the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+    sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def new_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Yield a staging sibling that becomes `path` on success and vanishes on any failure.
+
+    Stale stagings of killed runs (same name, dead process) are removed first. With `replace` an existing
+    folder is swapped out only after the new one is complete and synced.
+
+    Raises:
+        UserError: `path` exists and `replace` is false.
+    """
+    if path.exists() and not replace:
+        raise UserError("already exists", where=str(path), fix="Choose another --out, or remove it")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_stale(path)
+    staging = path.parent / f".{path.name}.partial-{os.getpid()}"
+    staging.mkdir()
+    try:
+        yield staging
+        for file in staging.rglob("*"):
+            if file.is_file():
+                with file.open("rb") as stream:
+                    os.fsync(stream.fileno())
+        sync_folder(staging)
+        if path.exists():
+            old = path.parent / f".{path.name}.old-{os.getpid()}"
+            os.rename(path, old)
+            os.rename(staging, path)
+            shutil.rmtree(old)
+        else:
+            os.rename(staging, path)
+        sync_folder(path.parent)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside a folder durable (a no-op where folders cannot be opened)."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def read_json(path: Path, what: str = "JSON file") -> Any:
+    """Read JSON, or say in one line what is wrong with the file.
+
+    Raises:
+        UserError: missing, unreadable or not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{what} not found", where=str(path), fix="Check the path") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{what} is not valid JSON ({error})", where=str(path), fix="Restore the file") from None
+
+
+def require_free_space(folder: Path, needed: int, what: str) -> None:
+    """Refuse early if the disk cannot hold what is about to be written.
+
+    Args:
+        folder: where it will be written (an existing parent is used).
+        needed: bytes.
+        what: named in the message.
+
+    Raises:
+        UserError: too little space.
+    """
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise UserError(
+            f"{what} needs {needed / 1e9:.2f} GB and the disk has {free / 1e9:.2f} GB free",
+            where=str(folder),
+            fix="Free some space or choose another --out",
+        )
+
+
+def _remove_stale(path: Path) -> None:
+    for sibling in path.parent.glob(f".{path.name}.partial-*"):
+        pid = sibling.name.rpartition("-")[2]
+        if not (pid.isdigit() and Path(f"/proc/{pid}").exists() and int(pid) != os.getpid()):
+            shutil.rmtree(sibling, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

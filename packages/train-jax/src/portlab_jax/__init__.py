@@ -1,0 +1,1 @@
+"""JAX LoRA trainer for Gemma."""
