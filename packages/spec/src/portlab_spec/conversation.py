@@ -53,7 +53,7 @@ class Message(Record):
         if self.tool_calls and self.role != "assistant":
             raise ValueError(f"a {self.role} message cannot hold tool_calls")
         if self.tool_calls and self.content:
-            # The Gemma templates move such text behind the calls and their results; refuse instead of guessing.
+            # The Gemma templates move such text behind the results of the calls: refuse instead of guessing.
             raise ValueError("an assistant message holds content or tool_calls, not both: split it in two")
         if not self.tool_calls and self.content is None:
             raise ValueError(f"a {self.role} message needs content")

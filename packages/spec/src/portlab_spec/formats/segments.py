@@ -1,0 +1,116 @@
+"""Segments: the one representation behind text, token ids and loss mask."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Protocol
+
+from portlab_spec.conversation import Conversation, ToolCall
+from portlab_spec.errors import UserError
+
+
+class TextTokenizer(Protocol):
+    """What a format needs of a tokenizer."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of plain text, without special tokens."""
+
+    def token_id(self, token: str) -> int:
+        """Id of a control token."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, control tokens included."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece of a rendered conversation.
+
+    `control` segments are exactly one control token; others are plain text that can never encode to one.
+    `loss` is true where the model itself would produce the piece.
+    """
+
+    text: str
+    loss: bool = False
+    control: bool = False
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Token ids of a conversation and, aligned with them, whether each token is a training target.
+
+    `loss[i]` says that token i is to be predicted (from tokens before i): aligned with the target token, not
+    with the position that predicts it.
+    """
+
+    ids: list[int]
+    loss: list[bool]
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What a model's output says.
+
+    `error` is None only for output that the strict grammar accepts; `calls` is then complete. On an error
+    `calls` is empty: a partial call is never returned. `names` holds every tool name in call position, also
+    those of malformed calls, so that an invented tool cannot hide behind a syntax error.
+    """
+
+    calls: tuple[ToolCall, ...] = ()
+    text: str = ""
+    error: str | None = None
+    stopped: bool = False
+    names: tuple[str, ...] = field(default=())
+
+
+class Format(Protocol):
+    """A wire format. `stop_tokens` end a turn of the model."""
+
+    name: str
+    control_tokens: tuple[str, ...]
+    stop_tokens: tuple[str, ...]
+
+    def render(self, conversation: Conversation, *, generation_prompt: bool = False) -> list[Segment]:
+        """Segments of a conversation; with `generation_prompt`, ends where the model is to go on."""
+
+    def parse(self, ids: Sequence[int], tokenizer: TextTokenizer) -> Parsed:
+        """Calls and text in the ids that a model produced after a generation prompt."""
+
+    def parse_text(self, text: str) -> Parsed:
+        """As `parse`, from text in which control tokens are written out."""
+
+
+def encode(segments: Iterable[Segment], tokenizer: TextTokenizer) -> Encoded:
+    """Token ids and loss flags of segments.
+
+    Neighbouring plain segments with the same loss flag are encoded as one string, so that the ids equal those
+    of the whole text; a change of the flag is a token boundary by construction.
+    """
+    ids: list[int] = []
+    loss: list[bool] = []
+    for (control, flag), group in groupby(segments, key=lambda s: (s.control, s.loss)):
+        if control:
+            piece = [tokenizer.token_id(s.text) for s in group]
+        else:
+            piece = tokenizer.encode("".join(s.text for s in group))
+        ids += piece
+        loss += [flag] * len(piece)
+    return Encoded(ids, loss)
+
+
+def plain(text: str, where: str, control_tokens: Iterable[str], *, loss: bool = False) -> Segment:
+    """A plain segment, refused if it holds the text of a control token.
+
+    The formats have no escape for their own markers: such text would forge a turn or end a string early.
+
+    Raises:
+        UserError: a control token stands in `text`; names the field and the token.
+    """
+    for token in control_tokens:
+        if token in text:
+            raise UserError(
+                f"the text holds the control token {token!r}, which the format cannot escape",
+                where=where,
+                fix="Remove or rewrite it in the data",
+            )
+    return Segment(text, loss=loss)
