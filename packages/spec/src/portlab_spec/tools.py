@@ -1,8 +1,8 @@
 """Tools as JSON Schema: derived from Python functions, and arguments checked against them.
 
-The schema vocabulary is the part of JSON Schema that the Gemma chat templates can render: `type`, `description`,
-`enum` of strings, `items` of a scalar type, `nullable`, `properties`, `required`. A function that needs more is
-refused, because a template would drop the rest without a word.
+The schema vocabulary is the part of JSON Schema that the Gemma chat templates can render: `type`,
+`description`, `enum` of strings, `items` of a scalar type, `nullable`, `properties`, `required`. A function
+that needs more is refused, because a template would drop the rest without a word.
 """
 
 import enum
@@ -11,6 +11,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import JsonValue, ValidationError
@@ -20,20 +21,18 @@ from portlab_spec.errors import UserError
 
 JSON_TYPE_OF_SCALAR: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
-_SECTION = re.compile(
-    r"^(Args|Arguments|Parameters|Returns|Yields|Raises|Examples?|Notes?|Attributes|Todo|Warnings?):\s*$"
-)
+_SECTION = re.compile(r"^(\w+):\s*$")
 _ARGUMENT = re.compile(r"^(?P<name>\w+)\s*(\([^)]*\))?:\s*(?P<text>.*)$")
 
 
 def tool_from_function(function: Callable[..., Any]) -> Tool:
     """The tool that a Python function offers.
 
-    The name is the function's; the description is the first paragraph of its docstring; each parameter needs a
-    type hint and an entry in a Google-style `Args:` section. Hints: `str`, `int`, `float`, `bool`, `list` of one
-    of these or of an enumeration, `Literal` of strings, `Enum` with string values (the values are the
-    enumeration), and `T | None` (`nullable`). A parameter with a default is not required; the default itself is
-    not part of the declaration. The return annotation is not either.
+    The name is the function's; the description is the first paragraph of its docstring; each parameter
+    needs a type hint and an entry in a Google-style `Args:` section. Hints: `str`, `int`, `float`, `bool`,
+    `list` of one of these or of an enumeration, `Literal` of strings, `Enum` with string values (the values
+    are the enumeration), and `T | None` (`nullable`). A parameter with a default is not required; the
+    default itself is not part of the declaration. The return annotation is not either.
 
     Raises:
         UserError: the signature or docstring cannot be expressed; names the function and the parameter.
@@ -42,35 +41,23 @@ def tool_from_function(function: Callable[..., Any]) -> Tool:
     description, documented = _read_docstring(inspect.getdoc(function) or "")
     if not description:
         raise UserError(
-            "the function has no docstring", where=name, fix="Describe in one sentence what it returns"
+            "the function has no docstring", where=name, fix="Say in one sentence what it returns"
         )
     try:
         hints = typing.get_type_hints(function)
-    except (NameError, TypeError) as error:
-        raise UserError(
-            f"a type hint cannot be resolved ({error})", where=name, fix="Import the type it names"
-        ) from None
+    except (AttributeError, NameError, SyntaxError, TypeError) as error:
+        raise UserError(f"a type hint is unknown ({error})", where=name, fix="Import what it names") from None
 
     properties: dict[str, JsonValue] = {}
     required: list[JsonValue] = []
     for parameter in inspect.signature(function).parameters.values():
         where = f"{name}({parameter.name})"
-        _require_keyword(parameter, where)
-        if parameter.name not in hints:
-            raise UserError("the parameter has no type hint", where=where, fix="Add one, for example `: str`")
-        if not documented.get(parameter.name):
-            raise UserError(
-                "the parameter is not described", where=where, fix="Add it to `Args:` in the docstring"
-            )
-        schema = _schema_of(hints[parameter.name], where)
-        properties[parameter.name] = {"description": documented.pop(parameter.name), **schema}
+        properties[parameter.name] = _parameter_schema(parameter, hints, documented, where)
         if parameter.default is inspect.Parameter.empty:
             required.append(parameter.name)
-    if documented:
-        stray = next(iter(documented))
-        raise UserError(
-            "`Args:` describes a parameter that does not exist", where=f"{name}({stray})", fix="Remove it"
-        )
+    for stray in documented.keys() - properties.keys():
+        where = f"{name}({stray})"
+        raise UserError("`Args:` describes a parameter that does not exist", where=where, fix="Remove it")
 
     parameters: dict[str, JsonValue] = {"type": "object", "properties": properties}
     if required:
@@ -78,49 +65,55 @@ def tool_from_function(function: Callable[..., Any]) -> Tool:
     try:
         return Tool(name=name, description=description, parameters=parameters)
     except ValidationError:
-        raise UserError(
-            "the name is not a tool name", where=name, fix="Use a named function, not a lambda"
-        ) from None
+        raise UserError("this is no name for a tool", where=name, fix="Give the function one") from None
 
 
 def validate_arguments(tool: Tool, arguments: Mapping[str, Any]) -> list[str]:
     """What is wrong with the arguments of a call, one sentence each; an empty list if nothing is.
 
-    Checked: unknown and missing arguments, JSON types, `enum`, `items`, `nullable` and nested `properties`. Other
-    schema keywords are not checked. Types are strict: `true` is no number, `1.0` is no integer; an integer is a
-    number. An argument that is not declared is a problem unless the schema has `additionalProperties`.
+    Checked: unknown and missing arguments, JSON types, `enum`, `items`, `nullable` and nested `properties`.
+    Other schema keywords are not checked. Types are strict: `true` is no number, `1.0` is no integer; an
+    integer is a number. An argument that is not declared is a problem unless the schema has
+    `additionalProperties`.
     """
     return _object_problems(tool.parameters, arguments, "")
 
 
 def _read_docstring(docstring: str) -> tuple[str, dict[str, str]]:
     """First paragraph on one line, and the entries of the `Args:` section by parameter name."""
-    description = " ".join(docstring.split("\n\n")[0].split())
+    lines = docstring.splitlines()
+    paragraph = takewhile(lambda line: line.strip() and not _SECTION.match(line), lines)
     documented: dict[str, str] = {}
-    section, name, indent = "", "", -1
-    for line in docstring.splitlines():
-        if heading := _SECTION.match(line):
-            section, name, indent = heading[1], "", -1
-        elif section in ("Args", "Arguments", "Parameters") and line.strip():
-            depth = len(line) - len(line.lstrip())
-            indent = depth if indent < 0 else indent
+    in_args, name, indent = False, "", 0
+    for line in filter(str.strip, lines):
+        depth = len(line) - len(line.lstrip())
+        if depth == 0:
+            in_args, name, indent = line.strip() in ("Args:", "Arguments:"), "", 0
+        elif in_args:
+            indent = indent or depth
             entry = _ARGUMENT.match(line.strip())
             if depth == indent and entry:
                 name = entry["name"]
                 documented[name] = entry["text"].strip()
             elif name:
                 documented[name] = f"{documented[name]} {line.strip()}".strip()
-    return description, documented
+    return " ".join(" ".join(paragraph).split()), documented
 
 
-def _require_keyword(parameter: inspect.Parameter, where: str) -> None:
-    """Calls pass arguments by name, so every parameter must accept that."""
+def _parameter_schema(
+    parameter: inspect.Parameter, hints: Mapping[str, Any], documented: Mapping[str, str], where: str
+) -> dict[str, JsonValue]:
     if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
         raise UserError("a tool cannot take *args or **kwargs", where=where, fix="Name each parameter")
-    if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+    if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:  # a call names its arguments
+        raise UserError("a tool's arguments are passed by name", where=where, fix="Remove the `/`")
+    if parameter.name not in hints:
+        raise UserError("the parameter has no type hint", where=where, fix="Add one, for example `: str`")
+    if not documented.get(parameter.name):
         raise UserError(
-            "a tool's parameters are passed by name", where=where, fix="Remove the `/` from the signature"
+            "the parameter is not described", where=where, fix="Add it to `Args:` in the docstring"
         )
+    return {"description": documented[parameter.name], **_schema_of(hints[parameter.name], where)}
 
 
 def _schema_of(hint: Any, where: str) -> dict[str, JsonValue]:
@@ -149,7 +142,7 @@ def _enumeration(values: typing.Iterable[Any], where: str) -> dict[str, JsonValu
     choices = list(values)
     if not choices or not all(isinstance(choice, str) for choice in choices):
         raise UserError(
-            "only strings can be enumerated", where=where, fix="Use string values, or a plain int or float"
+            "only strings can be enumerated", where=where, fix="Use strings, or plain int or float"
         )
     return {"type": "string", "enum": [str(choice) for choice in choices]}
 
@@ -209,7 +202,7 @@ def json_type(value: Any) -> str:
 
 
 def same_json(left: Any, right: Any) -> bool:
-    """Equality of JSON values with strict types: 1, 1.0 and true all differ; the order of keys does not matter."""
+    """Equality of JSON values: 1, 1.0 and true all differ; the order of an object's keys does not matter."""
     if json_type(left) != json_type(right):
         return False
     if isinstance(left, Mapping):

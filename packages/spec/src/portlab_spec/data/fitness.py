@@ -1,9 +1,9 @@
 """The fitness coach's tools, and `fitness-213`: 213 questions with the one tool that answers each.
 
-The functions are the source of the declarations; their bodies return sample values, and the example application
-replaces them by its data provider. A model of 270M parameters tells the tools apart by the docstrings alone, so
-these contrast steps walked, steps aimed for and the percentage between them; and they are short, because every
-prompt of the data set repeats them.
+The functions are the source of the declarations; their bodies return sample values, and the example
+application replaces them by its data provider. A model of 270M parameters tells the tools apart by the
+docstrings alone, so these contrast steps walked, steps aimed for and the percentage between them; and they
+are short, because every prompt of the data set repeats them.
 """
 
 import json

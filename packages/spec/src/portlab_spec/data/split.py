@@ -14,9 +14,9 @@ def stratified_split(
 ) -> dict[str, Split]:
     """Assign each key to a split; every stratum gives each split the same number of rows.
 
-    The keys of a stratum are ranked by sha256 of `"{seed}:{key}"`; the first `sizes` go to the named splits, in
-    the order of `sizes`, and the rest to `train`. So the order of the rows does not matter, and a change in one
-    stratum leaves the others alone.
+    The keys of a stratum are ranked by sha256 of `"{seed}:{key}"`; the first `sizes` go to the named
+    splits, in the order of `sizes`, and the rest to `train`. So the order of the rows does not matter, and
+    a change in one stratum leaves the others alone.
 
     Args:
         keys: unique ids of the rows.
@@ -63,7 +63,7 @@ def check_leakage(conversations: Iterable[Conversation]) -> None:
         other = first.setdefault(asked, conversation)
         if other.split != conversation.split:
             raise UserError(
-                f"{other.id} ({other.split}) and {conversation.id} ({conversation.split}) ask the same question",
+                f"{other.id} in {other.split} and {conversation.id} in {conversation.split} ask the same",
                 fix="Put both in one split, or remove one",
             )
 
