@@ -1,0 +1,80 @@
+"""Text to token ids and back, for any Gemma `tokenizer.json`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import tokenizers
+
+from portlab_spec.errors import UserError
+
+TOKENIZER_FILE = "tokenizer.json"
+
+# Source: google/functiongemma-270m-it. In the stock Gemma 3 tokenizer these ids are <unused40> .. <unused46>.
+FUNCTION_TOKENS: dict[str, int] = {
+    "<start_function_declaration>": 46,
+    "<end_function_declaration>": 47,
+    "<start_function_call>": 48,
+    "<end_function_call>": 49,
+    "<start_function_response>": 50,
+    "<end_function_response>": 51,
+    "<escape>": 52,
+}
+
+
+class Tokenizer:
+    """A Gemma tokenizer whose `encode` adds nothing and whose `decode` drops nothing."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, where: str = "tokenizer") -> None:
+        self.backend, self._where = backend, where
+        self.bos_id = self.token_id("<bos>")
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read `tokenizer.json` of a model folder.
+
+        Raises:
+            UserError: missing, damaged, or not a Gemma tokenizer.
+        """
+        path = folder / TOKENIZER_FILE
+        if not path.is_file():
+            raise UserError(
+                f"holds no {TOKENIZER_FILE}", where=str(folder), fix="Choose a complete model folder"
+            )
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the tokenizers library raises bare Exception for any fault of the file
+            raise UserError(f"cannot be read ({error})", where=str(path), fix="Restore the file") from None
+        return cls(backend, str(path))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included."""
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, with no `<bos>`. Control tokens spelt out in the text become their single id."""
+        return self.backend.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, control tokens included."""
+        return self.backend.decode(list(ids), skip_special_tokens=False)
+
+    def token_id(self, token: str) -> int:
+        """Id of exactly one token.
+
+        Raises:
+            UserError: the tokenizer lacks it.
+        """
+        found = self.backend.token_to_id(token)
+        if found is None:
+            raise UserError(f"has no token {token}", where=self._where, fix=_who_has(token))
+        return found
+
+
+def _who_has(token: str) -> str:
+    if token in FUNCTION_TOKENS:
+        return "Use google/functiongemma-270m-it or the default model, or another tool-call format"
+    if token.startswith("<|") or token.endswith("|>"):
+        return "Use a Gemma 4 model, or another tool-call format"
+    return "Use a Gemma model"
