@@ -49,10 +49,14 @@ def stratified_split(
     return {key: assigned[key] for key in keys}
 
 
-def check_leakage(conversations: Iterable[Conversation]) -> None:
+def check_leakage(conversations: Iterable[Conversation], *, where: str = "") -> None:
     """Refuse a data set that asks the same thing in two splits.
 
     Two conversations ask the same if their user turns agree after `normalise`.
+
+    Args:
+        conversations: all rows of the data set.
+        where: file or data set, for the message.
 
     Raises:
         UserError: names both ids and both splits.
@@ -64,6 +68,7 @@ def check_leakage(conversations: Iterable[Conversation]) -> None:
         if other.split != conversation.split:
             raise UserError(
                 f"{other.id} in {other.split} and {conversation.id} in {conversation.split} ask the same",
+                where=where,
                 fix="Put both in one split, or remove one",
             )
 
