@@ -1,0 +1,126 @@
+"""The base: a Hugging Face model folder, described by its headers without reading a weight."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from portlab_merge.safetensors_file import Header, Tensor, read_header
+from portlab_spec.errors import UserError
+from portlab_spec.files import read_json
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+# A text model inside a multimodal one carries one of these on disk: the plain text class, multimodal Gemma 3
+# as published, multimodal Gemma 3 as transformers >= 5 saves it and Gemma 4.
+PREFIXES = ("model.", "language_model.model.", "model.language_model.")
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """A model folder.
+
+    Attributes:
+        folder: the folder.
+        shards: header of each weights file, by file name, in the order of the names.
+        tensors: file name and header entry of each tensor.
+        index: content of the index file, or None for a single file.
+        config: content of config.json.
+        config_sha256: hex digest of the bytes of config.json.
+    """
+
+    folder: Path
+    shards: dict[str, Header]
+    tensors: dict[str, tuple[str, Tensor]]
+    index: dict[str, Any] | None
+    config: dict[str, Any]
+    config_sha256: str
+
+    def side_files(self) -> list[Path]:
+        """Every file of the folder that is not weights, relative to it: what a merged model also needs."""
+        return sorted(
+            path.relative_to(self.folder)
+            for path in self.folder.rglob("*")
+            if path.is_file()
+            and not any(part.startswith(".") for part in path.relative_to(self.folder).parts)
+            and path.suffix not in WEIGHT_SUFFIXES
+            and not path.name.endswith((".index.json", "merge_manifest.json"))
+        )
+
+    def resolve(self, module: str) -> str:
+        """Name of the weight of a module, whichever prefix this folder uses.
+
+        Raises:
+            UserError: no tensor, or more than one, has that name.
+        """
+        name = f"{module}.weight"
+        if name in self.tensors:
+            return name
+        # The longest prefix first: "model." is also the start of "model.language_model.".
+        known = next((p for p in sorted(PREFIXES, key=len, reverse=True) if name.startswith(p)), "")
+        found = [p + name[len(known) :] for p in PREFIXES if p + name[len(known) :] in self.tensors]
+        if len(found) == 1:
+            return found[0]
+        what = "matches " + " and ".join(found) if found else "is not in the base under any known prefix"
+        raise UserError(f"module {module} {what}", where=str(self.folder), fix="Pass the base that was trained")
+
+
+def open_base(folder: Path) -> BaseModel:
+    """Read config.json, the index and the headers of a model folder.
+
+    Raises:
+        UserError: a file is missing or broken, or index and weights disagree.
+    """
+    if not folder.is_dir():
+        raise UserError("base model folder not found", where=str(folder), fix="Pass --base DIR")
+    config = read_json(folder / "config.json", "config of the base")
+    config_sha256 = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
+    single, index_path = folder / SINGLE_FILE, folder / INDEX_FILE
+    if single.exists() and index_path.exists():
+        raise UserError(
+            f"holds both {SINGLE_FILE} and {INDEX_FILE}",
+            where=str(folder),
+            fix="Remove the one that is stale",
+        )
+    index = read_json(index_path, "index of the base") if index_path.exists() else None
+    names = [SINGLE_FILE] if index is None else _shard_names(index, index_path)
+    shards = {name: read_header(folder / name) for name in names}
+    tensors: dict[str, tuple[str, Tensor]] = {}
+    for name, header in shards.items():
+        for tensor in header.tensors:
+            if tensor.name in tensors:
+                raise UserError(f"{tensor.name} is also in {tensors[tensor.name][0]}", where=str(folder / name))
+            tensors[tensor.name] = (name, tensor)
+    if index is not None:
+        _check_index(index["weight_map"], tensors, index_path)
+    return BaseModel(folder, shards, tensors, index, config, config_sha256)
+
+
+def index_bytes(index: dict[str, Any], total_size: int) -> bytes:
+    """The index of the output: the base's, with the size of the data in bytes."""
+    metadata = {**index.get("metadata", {}), "total_size": total_size}
+    return (json.dumps({**index, "metadata": metadata}, indent=2) + "\n").encode()
+
+
+def _shard_names(index: Any, path: Path) -> list[str]:
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UserError("index has no weight_map", where=str(path), fix="Download it again")
+    names = sorted(set(weight_map.values()), key=str)
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise UserError(f"weight_map names {name!r}, which is not a file beside it", where=str(path))
+    return names
+
+
+def _check_index(weight_map: dict[str, str], tensors: dict[str, tuple[str, Tensor]], path: Path) -> None:
+    wrong = sorted(name for name, file in weight_map.items() if tensors.get(name, ("",))[0] != file)
+    wrong += sorted(set(tensors) - set(weight_map))
+    if wrong:
+        raise UserError(
+            f"index and weights files disagree on {len(wrong)} tensors, first {wrong[0]}",
+            where=str(path),
+            fix="Download the base again",
+        )

@@ -1,0 +1,224 @@
+"""`merge-ckpt plan | merge | adapter | verify`.
+
+Heavy imports wait until a command runs, so that `--help` answers at once.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+
+import tyro
+
+from portlab_spec import cli
+from portlab_spec.errors import CheckFailed, UserError
+
+if TYPE_CHECKING:
+    from portlab_merge.plan import Plan
+
+BasePath = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
+RunPath = Annotated[Path, tyro.conf.arg(metavar="RUN")]
+OutPath = Annotated[Path, tyro.conf.arg(metavar="DIR")]
+StepName = Annotated[str, tyro.conf.arg(metavar="latest|N")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Inputs:
+    ckpt: RunPath
+    """Run folder, its checkpoints folder, or one step."""
+    base: BasePath = None
+    """Model folder that was fine-tuned; left out, where the run says it was."""
+    step: StepName = "latest"
+    """Step to read; incomplete ones are never taken."""
+    json: bool = False
+    """Print JSON for a machine instead of text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCommand(_Inputs):
+    """Match every adapter leaf with a tensor of the base; writes nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeCommand(_Inputs):
+    """Write the base with the adapter merged in: safetensors that any server loads."""
+
+    out: OutPath
+    """Folder to make; must not exist."""
+    dtype: Literal["keep", "float32", "bfloat16"] = "keep"
+    """Dtype of the float tensors written."""
+    scale: float = 1.0
+    """Factor on the whole update."""
+    threads: int = field(default_factory=lambda: min(4, os.cpu_count() or 1))
+    """Workers; the bytes written do not depend on it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterCommand(_Inputs):
+    """Write the adapter as a PEFT folder."""
+
+    out: OutPath
+    """Folder to make; must not exist."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyCommand(_Inputs):
+    """Check a merged model or a PEFT folder against base and checkpoint, from disk."""
+
+    merged: BasePath = None
+    """Folder that merge wrote."""
+    adapter: BasePath = None
+    """Folder that adapter wrote."""
+
+
+Command = (
+    Annotated[PlanCommand, tyro.conf.subcommand("plan")]
+    | Annotated[MergeCommand, tyro.conf.subcommand("merge")]
+    | Annotated[AdapterCommand, tyro.conf.subcommand("adapter")]
+    | Annotated[VerifyCommand, tyro.conf.subcommand("verify")]
+)
+
+
+def entry() -> NoReturn:
+    """Console script `merge-ckpt`."""
+    # Our threads share the work; a BLAS that starts its own for each small product only slows them down.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    cli.run("merge-ckpt", main)
+
+
+def main(args: list[str]) -> int:
+    """Run one command; returns the exit code."""
+    command: Any = tyro.cli(
+        Command,
+        prog="merge-ckpt",
+        description="Orbax LoRA checkpoint + Hugging Face base -> merged safetensors or PEFT adapter.",
+        args=args,
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+    commands: dict[type, Callable[[Any], int]] = {
+        PlanCommand: _plan,
+        MergeCommand: _merge,
+        AdapterCommand: _adapter,
+        VerifyCommand: _verify,
+    }
+    return commands[type(command)](command)
+
+
+def _plan(command: PlanCommand) -> int:
+    from portlab_merge.report import plan_json, print_plan
+
+    plan = _make_plan(command)
+    if command.json:
+        _print_json(plan_json(plan))
+    else:
+        print_plan(plan)
+    return 0
+
+
+def _merge(command: MergeCommand) -> int:
+    from portlab_merge.overlay import MergeOptions, merge
+    from portlab_merge.report import print_merge
+
+    plan = _make_plan(command)
+    options = MergeOptions(command.dtype, command.scale, command.threads)
+    total = sum(header.data_bytes for header in plan.base.shards.values())
+    with _progress("merging", total) as progress:
+        manifest = merge(plan, command.out, options, progress)
+    if command.json:
+        _print_json({"out": str(command.out), **manifest})
+    else:
+        print_merge(plan, manifest, command.out)
+    return 0
+
+
+def _adapter(command: AdapterCommand) -> int:
+    from portlab_merge.peft_adapter import export_adapter
+
+    plan = _make_plan(command)
+    config = export_adapter(plan, command.out)
+    tensors = 2 * len(plan.targets) + (plan.rows is not None)
+    if command.json:
+        _print_json({"out": str(command.out), "tensors": tensors, "config": config})
+    else:
+        print(f"Wrote {tensors} tensors, rank {config['r']}, to {command.out}.")
+    return 0
+
+
+def _verify(command: VerifyCommand) -> int:
+    from portlab_merge.peft_adapter import check_base_weights
+    from portlab_merge.verify import verify_adapter, verify_merged
+
+    if command.merged is None and command.adapter is None:
+        raise UserError("nothing to verify", fix="Pass --merged DIR, --adapter DIR or both")
+    plan = _make_plan(command)
+    check_base_weights(plan)
+    faults: list[str] = []
+    if command.merged is not None:
+        total = sum(header.data_bytes for header in plan.base.shards.values())
+        with _progress("verifying", total) as progress:
+            faults += [f"{command.merged}: {fault}" for fault in verify_merged(plan, command.merged, progress)]
+    if command.adapter is not None:
+        faults += [f"{command.adapter}: {fault}" for fault in verify_adapter(plan, command.adapter)]
+    if command.json:
+        _print_json({"ok": not faults, "faults": faults, "step": plan.checkpoint.step.number})
+    if faults:
+        _print_lines(faults)
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        raise CheckFailed(f"{faults[0]}{more}", fix="Write it again from this checkpoint and base")
+    if not command.json:
+        print(f"Verified against step {plan.checkpoint.step.number}: every tensor is what it should be.")
+    return 0
+
+
+def _make_plan(command: _Inputs) -> "Plan":
+    from portlab_merge.base_model import open_base
+    from portlab_merge.checkpoint import pick_step, read_checkpoint
+    from portlab_merge.plan import PlanRefused, make_plan
+
+    step = pick_step(command.ckpt, command.step)
+    for line in step.skipped:
+        print(f"merge-ckpt: passed over {line}", file=sys.stderr)
+    checkpoint = read_checkpoint(step)
+    base = command.base
+    if base is None:
+        recorded = checkpoint.metadata.base.path
+        if not (recorded and Path(recorded).is_dir()):
+            raise UserError(
+                f"the run's base {checkpoint.metadata.base.id} is not at {recorded or 'a recorded path'}",
+                fix="Pass --base DIR",
+            )
+        base = Path(recorded)
+    try:
+        return make_plan(open_base(base), checkpoint)
+    except PlanRefused as error:
+        if len(error.problems) > 1:
+            _print_lines(list(error.problems))
+        raise
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def _print_lines(lines: list[str]) -> None:
+    for line in lines:
+        print(f"  - {line}", file=sys.stderr)
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (what, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.advance(task, done)

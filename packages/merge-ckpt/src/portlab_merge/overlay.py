@@ -1,0 +1,261 @@
+"""Merge: the base's files again, with the planned tensors updated and every other byte unchanged.
+
+Each weights file is read once and written once, in the order of its bytes: threads read and compute blocks,
+the writer appends them, and the digests of both files are taken on the way. Nothing but the adapter and a few
+blocks is ever in memory.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from portlab_merge.arithmetic import (
+    ChangeStats,
+    LowRankUpdate,
+    RowReplacement,
+    Update,
+    convert,
+    rows_per_block,
+    update_block,
+)
+from portlab_merge.base_model import INDEX_FILE, index_bytes
+from portlab_merge.pipeline import BackgroundSha256, in_order
+from portlab_merge.plan import FLOATS, Plan, refuse_overlap
+from portlab_merge.safetensors_file import Header, Tensor, encode_header, lay_out
+from portlab_spec.errors import UserError
+from portlab_spec.files import new_folder, require_free_space, write_bytes, write_json
+
+Dtype = Literal["keep", "float32", "bfloat16"]
+Progress = Callable[[int], None]  # called with the number of base bytes that are done
+
+MANIFEST = "merge_manifest.json"
+COPY_BYTES = 4 << 20
+OUTPUT_DTYPES: dict[str, str] = {"float32": "F32", "bfloat16": "BF16"}
+
+
+@dataclass(frozen=True)
+class MergeOptions:
+    """How to merge.
+
+    Attributes:
+        dtype: of the float tensors of the output; "keep" leaves each as it is in the base.
+        scale: factor on the whole update.
+        threads: workers; the output does not depend on it.
+    """
+
+    dtype: Dtype = "keep"
+    scale: float = 1.0
+    threads: int = field(default_factory=lambda: min(4, os.cpu_count() or 1))
+
+
+def merge(plan: Plan, out: Path, options: MergeOptions, progress: Progress = lambda done: None) -> dict[str, Any]:
+    """Write the merged model folder; it appears whole or not at all.
+
+    Returns:
+        The content of its `merge_manifest.json`.
+
+    Raises:
+        UserError: the base is not the one that was trained, the disk is too small, `out` overlaps an input, or
+            a merged value is not finite.
+    """
+    if not (np.isfinite(options.scale) and options.scale != 0):
+        raise UserError(f"--scale {options.scale} must be a finite number other than 0", fix="Pass --scale 1.0")
+    if options.threads < 1:
+        raise UserError(f"--threads {options.threads} must be at least 1", fix="Pass --threads 1")
+    base, checkpoint = plan.base, plan.checkpoint
+    refuse_overlap(out, base.folder, checkpoint.step.folder)
+    layouts = {name: output_layout(header, options.dtype) for name, header in base.shards.items()}
+    side_files = base.side_files()
+    data_bytes = sum(header.data_bytes for header in layouts.values())
+    overhead = sum((base.folder / file).stat().st_size for file in side_files)
+    overhead += sum(header.data_start for header in layouts.values()) + (1 << 20)
+    require_free_space(out.parent, data_bytes + overhead, "the merged model")
+
+    updates = planned_updates(plan, options.scale)
+    shards, report = {}, {}
+    with new_folder(out) as staging:
+        for name, header in base.shards.items():
+            source = base.folder / name
+            shard = _merge_file(source, header, staging / name, layouts[name], updates, options.threads, progress)
+            if shard.base_sha256 != checkpoint.metadata.base.files_sha256[name]:
+                raise UserError(
+                    f"wrong base: its sha256 is {shard.base_sha256}, the run was trained on "
+                    f"{checkpoint.metadata.base.files_sha256[name]}",
+                    where=str(source),
+                    fix=f"Pass {checkpoint.metadata.base.id} as --base",
+                )
+            shards[name] = shard
+            report.update({tensor: stats.report() for tensor, stats in shard.stats.items()})
+        if base.index is not None:
+            write_bytes(staging / INDEX_FILE, index_bytes(base.index, data_bytes))
+        manifest = _manifest(plan, options, shards, report)
+        write_json(staging / MANIFEST, manifest)
+        # config.json comes last: without it no library takes the folder of a killed run for a model.
+        for file in sorted(side_files, key=lambda file: file.name == "config.json"):
+            (staging / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(base.folder / file, staging / file)
+        if options.dtype != "keep":
+            write_json(staging / "config.json", config_with_dtype(base.config, options.dtype))
+    return manifest
+
+
+def output_layout(header: Header, dtype: Dtype) -> Header:
+    """Header of the output of a base file: same tensors in the same order, float tensors in the wanted dtype."""
+    wanted = OUTPUT_DTYPES.get(dtype)
+    tensors = lay_out((t.name, wanted if wanted and t.dtype in FLOATS else t.dtype, t.shape) for t in header.tensors)
+    # transformers 4.x refuses weights whose metadata does not name a framework.
+    metadata = {**header.metadata, "format": "pt"}
+    return Header(tensors, metadata, len(encode_header(tensors, metadata)))
+
+
+def config_with_dtype(config: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """The config with the output's dtype: loaders round to what it says ("dtype" since transformers 5)."""
+    text = config.get("text_config")
+    changed = {**config, ("torch_dtype" if "torch_dtype" in config else "dtype"): dtype}
+    if isinstance(text, dict) and {"dtype", "torch_dtype"} & set(text):
+        changed["text_config"] = config_with_dtype(text, dtype)
+    return changed
+
+
+def planned_updates(plan: Plan, scale: float) -> dict[str, Update]:
+    """The update of each tensor that changes, by tensor name."""
+    updates: dict[str, Update] = {t.tensor: LowRankUpdate.of(*plan.factors(t), t.scaling * scale) for t in plan.targets}
+    if plan.rows:
+        updates[plan.rows.tensor] = RowReplacement(np.array(plan.rows.ids), plan.token_rows(), scale)
+    return updates
+
+
+@dataclass(frozen=True)
+class _MergedFile:
+    base_sha256: str
+    sha256: str
+    stats: dict[str, ChangeStats]
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A range of the base's data in one tensor: whole rows if it is updated, else any whole elements."""
+
+    tensor: Tensor
+    target: str
+    start: int
+    end: int
+    first_row: int
+    update: Update | None
+
+
+def _blocks(header: Header, layout: Header, updates: dict[str, Update]) -> Iterator[_Block]:
+    for tensor, output in zip(header.tensors, layout.tensors, strict=True):
+        update = updates.get(tensor.name)
+        size = COPY_BYTES
+        if update is not None:
+            row_bytes = tensor.nbytes // tensor.shape[0]
+            size = row_bytes * rows_per_block(tensor.shape[1])
+        for start in range(tensor.start, tensor.end, size):
+            first_row = (start - tensor.start) // row_bytes if update is not None else 0
+            yield _Block(tensor, output.dtype, start, min(start + size, tensor.end), first_row, update)
+
+
+def _merge_file(
+    source: Path,
+    header: Header,
+    destination: Path,
+    layout: Header,
+    updates: dict[str, Update],
+    threads: int,
+    progress: Progress,
+) -> _MergedFile:
+    stats: dict[str, ChangeStats] = {}
+    with (
+        source.open("rb", buffering=0) as base,
+        destination.open("xb", buffering=0) as output,
+        BackgroundSha256() as base_digest,
+        BackgroundSha256() as output_digest,
+    ):
+
+        def work(block: _Block) -> tuple[_Block, bytes, bytes, ChangeStats | None]:
+            raw = _read(base.fileno(), header.data_start + block.start, block.end - block.start, source)
+            return block, raw, *_compute(block, raw)
+
+        def write(data: bytes) -> None:
+            output_digest.update(data)
+            _write(output.fileno(), data, destination)
+
+        base_digest.update(_read(base.fileno(), 0, header.data_start, source))
+        write(encode_header(layout.tensors, layout.metadata))
+        with closing(in_order(work, _blocks(header, layout, updates), threads)) as results:
+            for block, raw, data, change in results:
+                base_digest.update(raw)
+                write(data)
+                if change is not None:
+                    stats[block.tensor.name] = stats.get(block.tensor.name, ChangeStats()) + change
+                progress(len(raw))
+        return _MergedFile(base_digest.hexdigest(), output_digest.hexdigest(), stats)
+
+
+def _compute(block: _Block, raw: bytes) -> tuple[bytes, ChangeStats | None]:
+    tensor = block.tensor
+    if block.update is None:
+        return convert(raw, tensor.dtype, block.target), None
+    try:
+        return update_block(raw, tensor.shape[1], block.first_row, block.update, tensor.dtype, block.target)
+    except FloatingPointError as error:
+        raise UserError(
+            f"{tensor.name} is {error}",
+            where=f"rows from {block.first_row}",
+            fix="Try --dtype float32, or another step",
+        ) from None
+
+
+def _read(handle: int, offset: int, size: int, path: Path) -> bytes:
+    data = os.pread(handle, size, offset)
+    if len(data) != size:
+        raise UserError("became shorter while it was read", where=str(path), fix="Run again on a base at rest")
+    return data
+
+
+def _write(handle: int, data: bytes, path: Path) -> None:
+    view = memoryview(data)
+    try:
+        while view:
+            view = view[os.write(handle, view) :]
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+def _manifest(
+    plan: Plan, options: MergeOptions, shards: dict[str, _MergedFile], report: dict[str, dict[str, float]]
+) -> dict[str, Any]:
+    metadata = plan.checkpoint.metadata
+    return {
+        "format": "portlab-merge/1",
+        "tool": {"portlab-merge-ckpt": version("portlab-merge-ckpt"), "numpy": np.__version__},
+        "base": {
+            "id": metadata.base.id,
+            "revision": metadata.base.revision,
+            "files_sha256": {name: shard.base_sha256 for name, shard in shards.items()},
+            "config_sha256": plan.base.config_sha256,
+        },
+        "checkpoint": {"step": plan.checkpoint.step.number, "adapter_sha256": plan.checkpoint.digest},
+        "lora": {
+            "rank": metadata.lora.rank,
+            "alpha": metadata.lora.alpha,
+            "use_rslora": metadata.lora.use_rslora,
+            "scaling": metadata.lora.scaling,
+            "rank_pattern": metadata.lora.rank_pattern,
+            "alpha_pattern": metadata.lora.alpha_pattern,
+            "token_rows": list(plan.rows.ids) if plan.rows else [],
+        },
+        "dtype": options.dtype,
+        "scale": options.scale,
+        "files_sha256": {name: shard.sha256 for name, shard in shards.items()},
+        "tensors": report,
+    }

@@ -1,0 +1,205 @@
+"""Verify: compare what lies on disk with base and checkpoint, by another path than the one that wrote it.
+
+Merged tensors are probed with random signs in float64 (Freivalds): x W_merged^T against x W_base^T +
+scaling * (x a) b. The update is never formed, so an error in forming, slicing, ordering or scaling it shows.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from portlab_merge.arithmetic import NUMPY_DTYPES
+from portlab_merge.base_model import BaseModel, open_base
+from portlab_merge.overlay import MANIFEST, OUTPUT_DTYPES, config_with_dtype
+from portlab_merge.peft_adapter import CONFIG, WEIGHTS, adapter_config, adapter_tensors
+from portlab_merge.plan import FLOATS, LoraTarget, Plan, RowsTarget
+from portlab_merge.safetensors_file import Header, Tensor, read_header
+from portlab_spec.errors import CheckFailed, UserError
+from portlab_spec.files import read_json, sha256_file
+
+PROBES = 8
+CHUNK_BYTES = 4 << 20
+# Unit roundoff: half the gap between 1 and the next number.
+UNIT_ROUNDOFF = {"F32": 2.0**-24, "F16": 2.0**-11, "BF16": 2.0**-8}
+SUBNORMAL_STEP = {"F32": 2.0**-149, "F16": 2.0**-24, "BF16": 2.0**-133}
+
+Progress = Callable[[int], None]
+
+
+def verify_merged(plan: Plan, folder: Path, progress: Progress = lambda done: None) -> list[str]:
+    """Check a merged folder; returns one line per fault, none if it is what it should be.
+
+    Raises:
+        CheckFailed: the folder has no manifest or no readable model, so that nothing more can be said.
+    """
+    try:
+        manifest = read_json(folder / MANIFEST, "manifest of the merge")
+        merged = open_base(folder)
+        dtype, scale, files = str(manifest["dtype"]), float(manifest["scale"]), dict(manifest["files_sha256"])
+    except (UserError, KeyError, TypeError, ValueError) as error:
+        raise CheckFailed(f"not a merged model: {error}", where=str(folder), fix="Run merge-ckpt merge again") from None
+    faults = _structure_faults(plan, merged, dtype)
+    if manifest.get("checkpoint", {}).get("adapter_sha256") != plan.checkpoint.digest:
+        faults.append("the manifest names another adapter than this checkpoint's")
+    faults += [
+        f"{name} differs from its sha256 in the manifest"
+        for name in merged.shards
+        if sha256_file(folder / name) != files.get(name)
+    ]
+    if set(merged.tensors) != set(plan.base.tensors):
+        return faults
+    targets = {t.tensor: t for t in plan.targets}
+    for name, (_, tensor) in plan.base.tensors.items():
+        wanted = OUTPUT_DTYPES.get(dtype, tensor.dtype) if tensor.dtype in FLOATS else tensor.dtype
+        found = merged.tensors[name][1]
+        if (found.dtype, found.shape) != (wanted, tensor.shape):
+            faults.append(f"tensor {name} is {found.dtype} {found.shape}, expected {wanted} {tensor.shape}")
+        elif name in targets:
+            faults += _probe_faults(plan, merged, targets[name], scale)
+        elif plan.rows and name == plan.rows.tensor:
+            faults += _rows_faults(plan, merged, plan.rows, scale)
+        else:
+            faults += _copy_faults(plan.base, merged, name)
+        progress(tensor.nbytes)
+    return faults
+
+
+def verify_adapter(plan: Plan, folder: Path) -> list[str]:
+    """Check a PEFT folder against the leaves; returns one line per fault.
+
+    Raises:
+        CheckFailed: the folder cannot be read.
+    """
+    try:
+        config = read_json(folder / CONFIG, "config of the adapter")
+        header = read_header(folder / WEIGHTS)
+    except UserError as error:
+        raise CheckFailed(f"not an adapter: {error}", where=str(folder), fix="Run merge-ckpt adapter again") from None
+    wanted_config = json.loads(json.dumps(adapter_config(plan)))
+    faults = [
+        f"{CONFIG}: {key} is {config.get(key)!r}, expected {value!r}"
+        for key, value in wanted_config.items()
+        if config.get(key) != value
+    ]
+    found = {tensor.name: tensor for tensor in header.tensors}
+    wanted = dict(adapter_tensors(plan))
+    faults += [f"tensor {name} should not be there" for name in sorted(set(found) - set(wanted))]
+    for name, value in wanted.items():
+        if name not in found:
+            faults.append(f"tensor {name} is missing")
+        elif (found[name].dtype, found[name].shape) != ("F32", value.shape):
+            faults.append(f"tensor {name} is {found[name].dtype} {found[name].shape}, expected F32 {value.shape}")
+        elif not np.array_equal(_memory_map(folder / WEIGHTS, header, found[name]), value):
+            faults.append(f"tensor {name} differs from the checkpoint")
+    return faults
+
+
+def _structure_faults(plan: Plan, merged: BaseModel, dtype: str) -> list[str]:
+    """Faults of the folder as a whole: set of tensors, files, config, index."""
+    base = plan.base
+    faults = [f"tensor {name} is missing" for name in sorted(set(base.tensors) - set(merged.tensors))]
+    faults += [f"tensor {name} should not be there" for name in sorted(set(merged.tensors) - set(base.tensors))]
+    if set(base.shards) != set(merged.shards):
+        faults.append(f"weights files are {sorted(merged.shards)}, expected {sorted(base.shards)}")
+    for name, header in merged.shards.items():
+        if header.metadata.get("format") != "pt":
+            faults.append(f"{name} does not name its format in __metadata__")
+    wanted = base.config if dtype == "keep" else config_with_dtype(base.config, dtype)
+    if merged.config != wanted:
+        faults.append("config.json differs from the base's")
+    for file in base.side_files():
+        here, there = merged.folder / file, base.folder / file
+        if file.name == "config.json":
+            continue
+        if not here.is_file():
+            faults.append(f"file {file} is missing")
+        elif here.read_bytes() != there.read_bytes():
+            faults.append(f"file {file} differs from the base's")
+    if merged.index is not None:
+        size = sum(header.data_bytes for header in merged.shards.values())
+        if merged.index.get("metadata", {}).get("total_size") != size:
+            faults.append(f"total_size of the index is not {size} bytes")
+    return faults
+
+
+def _probe_faults(plan: Plan, merged: BaseModel, target: LoraTarget, scale: float) -> Iterator[str]:
+    a, b = (factor.astype(np.float64) for factor in plan.factors(target))
+    generator = np.random.default_rng(0)
+    probes = generator.choice([-1.0, 1.0], size=(PROBES, target.shape[1]))
+    update = (target.scaling * scale) * ((probes @ a) @ b)  # (PROBES, out)
+    # Bounds the f32 sum of rank products and of the two terms, element by element, whatever the order.
+    size = abs(target.scaling * scale) * (np.abs(a).sum(0) @ np.abs(b))  # (out,)
+    old, new = _array(plan.base, target.tensor), _array(merged, target.tensor)
+    dtype = merged.tensors[target.tensor][1].dtype
+    roundoff, step = UNIT_ROUNDOFF[dtype], SUBNORMAL_STEP[dtype]
+    rows = max(1, CHUNK_BYTES // (8 * target.shape[1]))
+    for first in range(0, target.shape[0], rows):
+        part = slice(first, first + rows)
+        before, after = old[part].astype(np.float64), new[part].astype(np.float64)
+        error = np.abs(probes @ after.T - (probes @ before.T + update[:, part])).max(0)
+        # Signs are independent of the roundings, so their sum exceeds 8 standard deviations with
+        # probability < 3e-14 (Hoeffding); the f32 arithmetic is bounded outright.
+        arithmetic = UNIT_ROUNDOFF["F32"] * ((target.rank + 4) * size[part] + 2 * np.abs(before).sum(1))
+        tolerance = 8 * np.sqrt(((roundoff * np.abs(after) + step) ** 2).sum(1)) + arithmetic
+        if not (error <= tolerance).all():
+            row = first + int(np.argmax(~(error <= tolerance)))
+            yield f"tensor {target.tensor} is not base + update (row {row})"
+            return
+
+
+def _rows_faults(plan: Plan, merged: BaseModel, rows: RowsTarget, scale: float) -> Iterator[str]:
+    old, new = _array(plan.base, rows.tensor), _array(merged, rows.tensor)
+    values = plan.token_rows().astype(np.float64)
+    if scale == 1.0:
+        wanted = plan.token_rows().astype(new.dtype)
+        wrong = (new[list(rows.ids)] != wanted).any(1)
+    else:
+        before, after = (array[list(rows.ids)].astype(np.float64) for array in (old, new))
+        exact = before + scale * (values - before)
+        allowed = (UNIT_ROUNDOFF[merged.tensors[rows.tensor][1].dtype] + 2.0**-20) * (np.abs(exact) + np.abs(before))
+        wrong = (np.abs(after - exact) > allowed).any(1)
+    if wrong.any():
+        yield f"tensor {rows.tensor}: row {rows.ids[int(np.argmax(wrong))]} is not the trained one"
+    trained = np.zeros(rows.shape[0], bool)
+    trained[list(rows.ids)] = True
+    step = max(1, CHUNK_BYTES // (4 * rows.shape[1]))
+    for first in range(0, rows.shape[0], step):
+        part = slice(first, first + step)
+        keep = ~trained[part]
+        if old[part][keep].astype(new.dtype).tobytes() != new[part][keep].tobytes():
+            yield f"tensor {rows.tensor}: rows that were not trained differ from the base (from row {first})"
+            return
+
+
+def _copy_faults(base: BaseModel, merged: BaseModel, name: str) -> Iterator[str]:
+    old, new = _flat(base, name), _flat(merged, name)
+    size = max(1, CHUNK_BYTES // new.itemsize)
+    for first in range(0, old.size, size):
+        part = slice(first, first + size)
+        same = old[part] if old.dtype == new.dtype else old[part].astype(new.dtype)
+        if same.tobytes() != new[part].tobytes():
+            yield f"tensor {name} differs from the base and no update touches it"
+            return
+
+
+def _flat(model: BaseModel, name: str) -> np.ndarray:
+    file, tensor = model.tensors[name]
+    return _memory_map(model.folder / file, model.shards[file], tensor).reshape(-1)
+
+
+def _array(model: BaseModel, name: str) -> np.ndarray:
+    file, tensor = model.tensors[name]
+    return _memory_map(model.folder / file, model.shards[file], tensor)
+
+
+def _memory_map(path: Path, header: Header, tensor: Tensor) -> np.ndarray:
+    """A tensor of a file without reading it; a dtype that numpy lacks comes as bytes."""
+    dtype, shape = NUMPY_DTYPES.get(tensor.dtype), tensor.shape
+    if dtype is None:
+        dtype, shape = np.dtype(np.uint8), (tensor.nbytes,)
+    if math.prod(shape) == 0:
+        return np.empty(shape, dtype)
+    return np.memmap(path, dtype, "r", header.data_start + tensor.start, shape)
