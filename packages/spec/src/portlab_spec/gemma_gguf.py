@@ -72,15 +72,16 @@ def convert(gguf: GgufFile, folder: Path, progress: Callable[[float], None]) -> 
 
     Args:
         gguf: the source.
-        folder: receives `config.json`, `generation_config.json`, `tokenizer.json`, `tokenizer_config.json` and
-            `model.safetensors`.
+        folder: receives `config.json`, `generation_config.json`, `tokenizer.json`, `tokenizer_config.json`
+            and `model.safetensors`.
         progress: told the fraction of weight bytes written, 0 to 1.
 
     Raises:
         UserError: not a Gemma 3 text model, or a tensor is missing or unknown.
     """
+    config = hf_config(gguf.metadata)
     names = _hf_names(gguf)
-    write_json(folder / "config.json", hf_config(gguf.metadata))
+    write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json", _generation_config())
     write_json(folder / "tokenizer_config.json", tokenizer_config())
     write_text(folder / TOKENIZER_FILE, json.dumps(tokenizer_json(gguf.metadata), ensure_ascii=False))
@@ -112,9 +113,7 @@ def hf_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
         UserError: another architecture.
     """
     if metadata.get("general.architecture") != "gemma3":
-        raise UserError(
-            f"architecture {metadata.get('general.architecture')!r} is not gemma3", fix="Use Gemma 3"
-        )
+        raise UserError(f"architecture {metadata.get('general.architecture')!r} is not gemma3", fix="Use Gemma 3")
 
     def of(key: str) -> Any:
         return metadata[f"gemma3.{key}"]
@@ -134,8 +133,7 @@ def hf_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
         "max_position_embeddings": of("context_length"),
         "sliding_window": of("attention.sliding_window"),
         "layer_types": [
-            "full_attention" if (i + 1) % _GLOBAL_LAYER_EVERY == 0 else "sliding_attention"
-            for i in range(n_layers)
+            "full_attention" if (i + 1) % _GLOBAL_LAYER_EVERY == 0 else "sliding_attention" for i in range(n_layers)
         ],
         "rope_theta": of("rope.freq_base"),
         "rope_local_base_freq": _LOCAL_ROPE_BASE,
@@ -164,15 +162,10 @@ def _hf_names(gguf: GgufFile) -> dict[str, str]:
     """Hugging Face name by GGUF name; every tensor is accounted for."""
     names = {f"{stored}.weight": name for stored, name in _TOP_LEVEL.items()}
     for i in range(gguf.metadata.get("gemma3.block_count", 0)):
-        names |= {
-            f"blk.{i}.{stored}.weight": f"model.layers.{i}.{name}.weight"
-            for stored, name in _PER_LAYER.items()
-        }
+        names |= {f"blk.{i}.{stored}.weight": f"model.layers.{i}.{name}.weight" for stored, name in _PER_LAYER.items()}
     odd = sorted(names.keys() ^ gguf.tensors.keys())
     if odd:
-        raise UserError(
-            f"not the tensors of a Gemma 3 text model: {odd[0]} is missing or unknown", fix="Use Gemma 3"
-        )
+        raise UserError(f"not the tensors of a Gemma 3 text model: {odd[0]} is missing or unknown", fix="Use Gemma 3")
     return names
 
 

@@ -1,8 +1,8 @@
 """The `tokenizer.json` of Gemma 3, rebuilt from the vocabulary in a GGUF file.
 
 GGUF keeps the SentencePiece vocabulary (pieces, scores, types) and no merges. The merges, their order and the
-pipeline around them come out as in Google's own `tokenizer.json`, except that the tokens FunctionGemma defines
-carry its names and `<image_soft_token>`, which has no embedding row here, is left out.
+pipeline around them come out as in Google's own `tokenizer.json`, except that the tokens FunctionGemma
+defines carry its names and `<image_soft_token>`, which has no embedding row here, is left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,19 +14,19 @@ from portlab_spec.tokenizer import FUNCTION_TOKENS
 SPACE = "▁"
 # Kinds of piece, as GGUF numbers them (tokenizer.ggml.token_type).
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
-# Tokens that `skip_special_tokens` drops. FunctionGemma prints its control tokens, except the one it stops at.
+# Tokens that `skip_special_tokens` drops. FunctionGemma keeps its control tokens, except the one it stops at.
 SPECIAL_TOKENS = frozenset(
-    [
+    {
         "<pad>",
         "<eos>",
         "<bos>",
         "<unk>",
+        "<start_function_response>",
         "<start_of_turn>",
         "<end_of_turn>",
         "<start_of_image>",
         "<end_of_image>",
-    ]
-    + ["<start_function_response>"]
+    }
 )
 _PLACEHOLDER = "<unused"
 

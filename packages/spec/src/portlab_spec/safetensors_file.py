@@ -1,8 +1,8 @@
 """Reading and writing safetensors with numpy alone.
 
-Format: https://github.com/huggingface/safetensors#format: a little-endian u64 with the header's length, a JSON
-header, then the tensors, which must cover the rest of the file without holes or overlaps. Everything is checked
-when a file is opened, so a truncated download fails before any work is done.
+Format: https://github.com/huggingface/safetensors#format: a little-endian u64 with the header's length, a
+JSON header, then the tensors, which must cover the rest of the file without holes or overlaps. Everything is
+checked when a file is opened, so a truncated download fails before any work is done.
 """
 
 import json
@@ -163,9 +163,7 @@ def model_files(folder: Path) -> list[Path]:
     paths = [folder / name for name in sorted(set(_weight_map(index).values()))]
     for path in paths:
         if path.parent != folder or not path.is_file():
-            raise UserError(
-                f"shard {path.name} is missing", where=str(folder), fix="Download the model again"
-            )
+            raise UserError(f"shard {path.name} is missing", where=str(folder), fix="Download the model again")
     return paths
 
 
@@ -198,8 +196,8 @@ def _weight_map(index: Path) -> dict[str, str]:
 class Writer:
     """Writes one safetensors file tensor by tensor, block by block, without holding a tensor in memory.
 
-    The layout is known before the data, so the header goes first and every block has its place. Use as a context
-    manager; leaving it normally checks that every tensor is complete.
+    The layout is known before the data, so the header goes first and every block has its place. Use as a
+    context manager; leaving it normally checks that every tensor is complete.
 
     Args:
         path: file to create.

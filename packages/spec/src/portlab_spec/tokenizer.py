@@ -38,9 +38,7 @@ class Tokenizer:
         """
         path = folder / TOKENIZER_FILE
         if not path.is_file():
-            raise UserError(
-                f"holds no {TOKENIZER_FILE}", where=str(folder), fix="Choose a complete model folder"
-            )
+            raise UserError(f"holds no {TOKENIZER_FILE}", where=str(folder), fix="Choose a complete model folder")
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the tokenizers library raises bare Exception for any fault of the file
