@@ -112,8 +112,9 @@ def hf_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: another architecture.
     """
-    if metadata.get("general.architecture") != "gemma3":
-        raise UserError(f"architecture {metadata.get('general.architecture')!r} is not gemma3", fix="Use Gemma 3")
+    architecture = metadata.get("general.architecture")
+    if architecture != "gemma3":
+        raise UserError(f"the GGUF file holds {architecture}, not gemma3", fix="Use a Gemma 3 text model")
 
     def of(key: str) -> Any:
         return metadata[f"gemma3.{key}"]
@@ -162,10 +163,12 @@ def _hf_names(gguf: GgufFile) -> dict[str, str]:
     """Hugging Face name by GGUF name; every tensor is accounted for."""
     names = {f"{stored}.weight": name for stored, name in _TOP_LEVEL.items()}
     for i in range(gguf.metadata.get("gemma3.block_count", 0)):
-        names |= {f"blk.{i}.{stored}.weight": f"model.layers.{i}.{name}.weight" for stored, name in _PER_LAYER.items()}
+        for stored, name in _PER_LAYER.items():
+            names[f"blk.{i}.{stored}.weight"] = f"model.layers.{i}.{name}.weight"
     odd = sorted(names.keys() ^ gguf.tensors.keys())
     if odd:
-        raise UserError(f"not the tensors of a Gemma 3 text model: {odd[0]} is missing or unknown", fix="Use Gemma 3")
+        what = f"the GGUF file is not a Gemma 3 text model: {odd[0]} is missing or unknown"
+        raise UserError(what, fix="Use a Gemma 3 text model")
     return names
 
 
