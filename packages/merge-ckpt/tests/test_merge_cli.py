@@ -1,0 +1,173 @@
+"""The command line: exit codes, one-line errors, and folders that are whole or absent."""
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from portlab_merge import overlay
+from portlab_merge.overlay import MergeOptions, merge
+from portlab_merge.verify import verify_merged
+
+CODE = "from portlab_merge.cli import entry; entry()"
+
+
+def test_nothing_heavy_is_imported():
+    code = (
+        "import sys, portlab_merge.cli, portlab_merge.overlay, portlab_merge.verify, portlab_merge.orbax_store, "
+        "portlab_merge.report; "
+        "print([m for m in ('jax', 'torch', 'transformers', 'orbax', 'safetensors', 'peft') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_help_loads_no_numerics():
+    code = "import sys, portlab_merge.cli; print([m for m in ('numpy', 'tensorstore', 'pydantic') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_the_whole_way(run, command, tmp_path):
+    """Plan, merge, adapter and verify with the base found through the metadata."""
+    plan = command("plan", "--ckpt", run.folder)
+    assert plan.returncode == 0, plan.stderr
+    assert "22 of 41 tensors change" in plan.stdout
+    assert command("merge", "--ckpt", run.folder, "--out", tmp_path / "m").returncode == 0
+    assert command("adapter", "--ckpt", run.step, "--base", run.base, "--out", tmp_path / "a").returncode == 0
+    verified = command("verify", "--ckpt", run.folder, "--merged", tmp_path / "m", "--adapter", tmp_path / "a")
+    assert verified.returncode == 0, verified.stderr
+    assert verified.stdout == "Verified against step 7: every tensor is what it should be.\n"
+
+
+def test_json_is_for_machines(run, command, tmp_path):
+    plan = json.loads(command("plan", "--ckpt", run.folder, "--json").stdout)
+    assert len(plan["tensors"]) == 21
+    assert plan["token_rows"]["ids"] == [46, 5, 90]
+    merged = json.loads(command("merge", "--ckpt", run.folder, "--out", tmp_path / "m", "--json").stdout)
+    assert merged["checkpoint"]["step"] == 7
+    (tmp_path / "m" / "tokenizer.json").unlink()
+    verified = command("verify", "--ckpt", run.folder, "--merged", tmp_path / "m", "--json")
+    assert verified.returncode == 1
+    assert json.loads(verified.stdout)["faults"] == [f"{tmp_path / 'm'}: file tokenizer.json is missing"]
+    assert "error" in verified.stderr
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["plan"],
+        ["merge", "--ckpt", "nowhere"],
+        ["plan", "--ckpt", "nowhere"],
+        ["plan", "--ckpt", ".", "--step", "soon"],
+        ["verify", "--ckpt", "."],
+        ["fly"],
+    ],
+)
+def test_bad_usage_is_2(command, args):
+    result = command(*args)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+
+
+def test_an_error_is_one_line(run, command, tmp_path):
+    result = command("plan", "--ckpt", run.folder, "--base", tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("merge-ckpt: error: ")
+
+
+def test_all_problems_are_printed(make_run, base, command):
+    def spoil(tree, metadata):
+        metadata["lora"]["scaling"] = 3.0
+        metadata["lora"]["targets"].append("lm_head")
+
+    result = command("plan", "--ckpt", make_run(base, spoil).folder)
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 3
+    assert "  - scaling 3 is not" in result.stderr
+    assert "  - target lm_head" in result.stderr
+
+
+def test_an_unknown_base_path_asks_for_one(make_run, base, command):
+    run = make_run(base, lambda tree, m: m["base"].update(path="/gone"))
+    result = command("plan", "--ckpt", run.folder)
+    assert result.returncode == 2
+    assert "Pass --base DIR" in result.stderr
+
+
+def test_skipped_steps_are_mentioned(run, command):
+    (run.step.parent / "8").mkdir()
+    result = command("plan", "--ckpt", run.folder)
+    assert result.returncode == 0
+    assert result.stderr == "merge-ckpt: passed over step 8: no _CHECKPOINT_METADATA\n"
+
+
+def test_a_full_disk_leaves_nothing(run, tmp_path, monkeypatch, capsys):
+    write, written = os.write, 0
+
+    def until_full(handle, data):
+        nonlocal written
+        written += len(data)
+        if written > 50_000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(handle, data)
+
+    monkeypatch.setattr(overlay.os, "write", until_full)
+    with pytest.raises(OSError, match=r"model\.safetensors") as caught:
+        merge(run.plan(), tmp_path / "new" / "out", MergeOptions())
+    assert caught.value.errno == errno.ENOSPC
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_too_small_a_disk_is_refused_before_writing(run, command, tmp_path, monkeypatch):
+    from portlab_spec import files
+
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000})())
+    with pytest.raises(files.UserError, match="Free some space"):
+        merge(run.plan(), tmp_path / "new" / "out", MergeOptions())
+    assert not (tmp_path / "new").exists()
+
+
+SLOW_MERGE = """
+import os, sys, time
+from pathlib import Path
+from portlab_merge import overlay
+from portlab_merge.cli import main
+write, copy = os.write, overlay.shutil.copyfile
+print("ready", flush=True)
+overlay.os.write = lambda handle, data: (time.sleep(0.005), write(handle, data))[1]
+overlay.shutil.copyfile = lambda a, b: (time.sleep(0.02), copy(a, b))
+main(["merge", "--ckpt", sys.argv[1], "--out", sys.argv[2]])
+"""
+
+
+def test_a_killed_merge_leaves_no_model_and_the_next_run_works(run, tmp_path):
+    out = tmp_path / "new" / "out"
+    moments = random.Random(0)
+    partial = 0
+    for _ in range(6):
+        command = [sys.executable, "-c", SLOW_MERGE, str(run.folder), str(out)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        process.stdout.readline()
+        for _ in range(500):  # until it writes
+            if out.parent.exists() and any(out.parent.iterdir()):
+                break
+            time.sleep(0.005)
+        time.sleep(moments.uniform(0.0, 0.25))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        assert not out.exists()
+        left = list(out.parent.iterdir())
+        assert all(path.name.startswith(".out.partial-") for path in left)
+        assert not any((path / "config.json").exists() for path in left)
+        partial += len(left)
+    assert partial > 0
+    merge(run.plan(), out, MergeOptions())
+    assert verify_merged(run.plan(), out) == []
+    assert [path.name for path in out.parent.iterdir()] == ["out"]

@@ -1,0 +1,69 @@
+"""The exported folder in plain PEFT reproduces base + adapter."""
+
+import re
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+
+from portlab_merge.base_model import open_base
+from portlab_merge.peft_adapter import adapter_config, export_adapter, target_regex
+
+
+@pytest.mark.parametrize(("kv_heads", "use_rslora", "token_rows"), [(2, False, True), (1, True, False)])
+def test_peft_reproduces_base_plus_adapter(
+    make_base, make_run, exact_weights, logits, tmp_path, kv_heads, use_rslora, token_rows
+):
+    run = make_run(make_base(kv_heads=kv_heads), use_rslora=use_rslora, token_rows=token_rows)
+    export_adapter(run.plan(), tmp_path / "adapter")
+    expected = logits(run.base, exact_weights(run))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # PEFT warns about keys that are missing or unexpected
+        found = logits(run.base, wrap=lambda model: PeftModel.from_pretrained(model, tmp_path / "adapter"))
+    assert np.abs(expected - logits(run.base)).max() > 1
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_peft_saves_the_same_tensors_again(run, tmp_path):
+    from transformers import Gemma3ForCausalLM
+
+    export_adapter(run.plan(), tmp_path / "adapter")
+    model = Gemma3ForCausalLM.from_pretrained(run.base, dtype=torch.float32)
+    PeftModel.from_pretrained(model, tmp_path / "adapter").save_pretrained(tmp_path / "again")
+    ours, again = (load_file(tmp_path / f / "adapter_model.safetensors") for f in ("adapter", "again"))
+    assert set(ours) == set(again)
+    assert all(torch.equal(ours[name], again[name]) for name in ours)
+
+
+def test_config_says_where_the_adapter_comes_from(run):
+    config = adapter_config(run.plan())
+    assert config["base_model_name_or_path"] == "tiny/gemma-3"
+    assert config["revision"] == "abc"
+    assert (config["r"], config["lora_alpha"], config["use_rslora"]) == (4, 8, False)
+    assert config["inference_mode"] is True
+    assert config["trainable_token_indices"] == {"embed_tokens": [46, 5, 90]}
+
+
+def test_target_regex_names_the_trained_layers_only(run):
+    plan = run.plan()
+    every = [t.module for t in plan.targets]
+    some = [m for m in every if "layers.1." not in m]
+    everywhere = [n.removesuffix(".weight") for n in plan.base.tensors]
+    for modules in (every, some, every[:5]):
+        regex = target_regex(modules, plan.base)
+        assert {m for m in everywhere if re.fullmatch(regex, m)} == set(modules)
+
+
+def test_target_regex_spares_the_vision_tower(base, tmp_path):
+    folder = tmp_path / "multimodal"
+    shutil.copytree(base, folder)
+    tensors = load_file(base / "model.safetensors")
+    tensors = {f"language_model.{name}": t for name, t in tensors.items()}
+    tensors["vision_tower.encoder.layers.0.self_attn.q_proj.weight"] = torch.ones(2, 2)
+    save_file(tensors, folder / "model.safetensors")
+    modules = [f"model.language_model.layers.{i}.self_attn.q_proj" for i in range(3)]
+    assert target_regex(modules, open_base(folder)) == r"model\.language_model\.layers\.\d+\.(self_attn\.q_proj)"
