@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -227,6 +228,13 @@ def test_a_folder_of_an_older_converter_is_built_anew(source, tmp_path, monkeypa
     monkeypatch.setattr(assets, "CONVERTER_VERSION", assets.CONVERTER_VERSION + 1)
     prepare(source, folder)
     assert json.loads((folder / "portlab.json").read_text())["converter"] == assets.CONVERTER_VERSION
+
+
+def test_a_disk_too_small_is_refused_at_once(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10**6, 10**6, 1000))
+    with pytest.raises(UserError, match="set PORTLAB_CACHE"):
+        prepare(source, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
 
 
 def test_an_altered_source_is_refused(source, tmp_path):

@@ -130,7 +130,8 @@ def prepare(source: Source, folder: Path, progress: Progress | None = None) -> P
 def _build(source: Source, folder: Path, report: Progress) -> None:
     chunks = source.chunks()
     # The bfloat16 weights take three times the quantised ones; the assembled source goes away at the end.
-    require_free_space(folder.parent, 4 * sum(chunk.stat().st_size for chunk in chunks), "the model")
+    needed = 4 * sum(chunk.stat().st_size for chunk in chunks)
+    require_free_space(folder.parent, needed, "the model", "Free some space, or set PORTLAB_CACHE to another folder")
     if folder.exists():
         shutil.rmtree(folder)
     with new_folder(folder) as staging:

@@ -27,7 +27,11 @@ def run(prog: str, main: Callable[[list[str]], int | None], argv: Sequence[str] 
             raise
         code = _fail(prog, str(error), error.exit_code)
     except KeyboardInterrupt:
-        code = _fail(prog, "interrupted; what was saved is complete, run the same command again to go on", EXIT_INTERRUPTED)
+        code = _fail(
+            prog,
+            "interrupted; what was saved is complete, run the same command again to go on",
+            EXIT_INTERRUPTED,
+        )
     except BrokenPipeError:
         # The reader (head, less) went away: not our fault, and nothing more can be said on stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

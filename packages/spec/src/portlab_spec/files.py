@@ -17,7 +17,6 @@ from typing import Any
 from portlab_spec.errors import UserError
 
 
-
 def sha256_file(path: Path) -> str:
     """Hex sha256 of a file's bytes."""
     with path.open("rb") as stream:
@@ -112,13 +111,16 @@ def read_json(path: Path, what: str = "JSON file") -> Any:
         raise UserError(f"{what} is not valid JSON ({error})", where=str(path), fix="Restore the file") from None
 
 
-def require_free_space(folder: Path, needed: int, what: str) -> None:
+def require_free_space(
+    folder: Path, needed: int, what: str, fix: str = "Free some space or choose another --out"
+) -> None:
     """Refuse early if the disk cannot hold what is about to be written.
 
     Args:
         folder: where it will be written (an existing parent is used).
         needed: bytes.
         what: named in the message.
+        fix: advice in the message.
 
     Raises:
         UserError: too little space.
@@ -130,7 +132,7 @@ def require_free_space(folder: Path, needed: int, what: str) -> None:
         raise UserError(
             f"{what} needs {needed / 1e9:.2f} GB and the disk has {free / 1e9:.2f} GB free",
             where=str(folder),
-            fix="Free some space or choose another --out",
+            fix=fix,
         )
 
 

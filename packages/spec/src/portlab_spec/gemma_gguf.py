@@ -44,8 +44,9 @@ _LOCAL_ROPE_BASE = 10_000.0
 _GLOBAL_LAYER_EVERY = 6
 _BLOCK_ROWS = 8192
 
-# Words whose mean embedding starts each control token's row. In Gemma 3 the rows are untrained and nearly
-# equal: a frozen base could not tell the tokens apart.
+# Words whose mean embedding starts each control token's row. The rows that Gemma 3 has there are untrained and
+# point the same way (cosines 0.90 to 0.98 among the seven, 0.19 between ordinary words): a frozen base could
+# hardly tell the tokens apart.
 CONTROL_WORDS: dict[str, str] = {
     "<start_function_declaration>": "start function declaration",
     "<end_function_declaration>": "end function declaration",
