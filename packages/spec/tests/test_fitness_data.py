@@ -82,9 +82,7 @@ def test_the_test_split_never_changes(rows):
 def test_each_row_is_prompt_question_and_one_call(rows):
     for row in rows:
         assert [message.role for message in row.messages] == ["developer", "user", "assistant"]
-        assert row.messages[0].content == (
-            "You are a model that can do function calling with the following functions"
-        )
+        assert row.messages[0].content == ("You are a model that can do function calling with the following functions")
         assert row.target.tool_calls[0].arguments == {}
         assert row.tools == fitness.tools()
         assert row.source == "fitness-213"

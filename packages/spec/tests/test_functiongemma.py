@@ -47,9 +47,7 @@ def text_of(conv, **kwargs):
     return "".join(s.text for s in FORMAT.render(conv, **kwargs))
 
 
-CALL_LONDON = Message(
-    role="assistant", tool_calls=(ToolCall(name=WEATHER.name, arguments={"location": "London"}),)
-)
+CALL_LONDON = Message(role="assistant", tool_calls=(ToolCall(name=WEATHER.name, arguments={"location": "London"}),))
 DEVELOPER = Message(
     role="developer",
     content="You are a model that can do function calling with the following functions",

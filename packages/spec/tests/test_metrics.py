@@ -24,9 +24,7 @@ def call(name: str, **arguments: Any) -> ToolCall:
 
 
 def example(id: str, *calls: ToolCall, split: Split = "test") -> Conversation:
-    answer = (
-        Message(role="assistant", tool_calls=calls) if calls else Message(role="assistant", content="Hi.")
-    )
+    answer = Message(role="assistant", tool_calls=calls) if calls else Message(role="assistant", content="Hi.")
     return Conversation(
         id=id, split=split, tools=(WALK, REST), messages=(Message(role="user", content=f"Q {id}"), answer)
     )

@@ -137,9 +137,7 @@ def test_a_bad_row_is_named_by_line(write, bad, what, fix):
 
 def test_arguments_as_json_text_are_refused(write):
     path = write({"user_query": "x", "function_call": {"name": "walk", "arguments": '{"km": 1}'}})
-    with pytest.raises(
-        UserError, match=r"data.jsonl:1: function_call.arguments: Input should be a valid dictionary"
-    ):
+    with pytest.raises(UserError, match=r"data.jsonl:1: function_call.arguments: Input should be a valid dictionary"):
         load_dataset(path)
 
 

@@ -26,7 +26,7 @@ class Tool(Record):
 
     name: str = Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_.-]*$")
     description: str = Field(min_length=1)
-    parameters: dict[str, JsonValue] = Field(default_factory=lambda: {"type": "object", "properties": {}})
+    parameters: dict[str, JsonValue] = {"type": "object", "properties": {}}
 
     def to_openai(self) -> dict[str, Any]:
         """The tool as an OpenAI function object."""

@@ -103,9 +103,7 @@ def score(
     pairs = _pair(conversations, predictions)
     properties = {
         "call_exact": [_exact(c, p) for c, p in pairs],
-        "name_accuracy": [
-            p.error is None and _names(p.calls) == _names(c.target.tool_calls) for c, p in pairs
-        ],
+        "name_accuracy": [p.error is None and _names(p.calls) == _names(c.target.tool_calls) for c, p in pairs],
         "parse_rate": [p.error is None for _, p in pairs],
         "hallucinated_tool_rate": [_hallucinates(c, p) for c, p in pairs],
         "stopped_rate": [p.stopped for _, p in pairs],
@@ -182,8 +180,7 @@ def _schema_valid(conversation: Conversation, prediction: Prediction) -> bool:
         return False
     offered = {tool.name: tool for tool in conversation.tools}
     return all(
-        call.name in offered and not validate_arguments(offered[call.name], call.arguments)
-        for call in prediction.calls
+        call.name in offered and not validate_arguments(offered[call.name], call.arguments) for call in prediction.calls
     )
 
 

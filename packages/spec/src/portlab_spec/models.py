@@ -192,7 +192,10 @@ def match_targets(table: tuple[Param, ...], targets: tuple[str, ...]) -> tuple[P
         hits = [p.name for p in linears if p.name == target or p.name.endswith(f".{target}")]
         if not hits:
             known = ", ".join(p.name.rpartition(".")[2] for p in linears)
-            raise UserError(f"the LoRA target {target!r} matches no linear layer", where="lora.targets", fix=f"Known: {known}")
+            raise UserError(
+                f"the LoRA target {target!r} matches no linear layer",
+                where="lora.targets",
+                fix=f"Known: {known}",
+            )
         matched.update(hits)
     return tuple(p for p in linears if p.name in matched)
-

@@ -35,7 +35,8 @@ class Lora(Section):
         description="linear layers to adapt, by last name or dotted name",
     )
     train_control_rows: bool = Field(
-        True, description="also train the embedding rows of the format's control tokens that the base never used"
+        True,
+        description="also train the embedding rows of the format's control tokens that the base never used",
     )
 
     @property
@@ -58,6 +59,14 @@ class Optimizer(Section):
     clip_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this global norm")
 
 
+class Mesh(Section):
+    """How devices are arranged. Data parallelism by default; the product must be the number of devices."""
+
+    data: int | None = Field(None, ge=1, description="copies that see different rows; null fills the devices")
+    fsdp: int = Field(1, ge=1, description="ways to shard the frozen weights' hidden dimension; rows split too")
+    tp: int = Field(1, ge=1, description="ways to shard heads, MLP and vocabulary")
+
+
 class Recipe(Section):
     """One run: model, data, format, adapter, optimiser, batch."""
 
@@ -68,9 +77,12 @@ class Recipe(Section):
     format: Literal["functiongemma"] = "functiongemma"
     lora: Lora = Lora()
     optimizer: Optimizer = Optimizer()
+    mesh: Mesh = Mesh()
+    remat: bool = Field(False, description="recompute layers in the backward pass: less memory, more time")
     steps: int = Field(30, ge=1, description="optimiser steps")
     batch_size: int = Field(32, ge=1, description="examples per step over all devices")
     max_length: int = Field(1024, ge=8, description="longest row in tokens; a row that needs more is an error")
+    eval_split: Literal["validation", "test"] = Field("test", description="held-out split to score before and after")
     max_new_tokens: int = Field(48, ge=1, description="longest generated answer in evaluation")
     save_every: int = Field(10, ge=1, description="steps between checkpoints")
     seed: int = Field(0, ge=0)
@@ -130,7 +142,8 @@ def _find(name_or_path: str) -> tuple[str, str]:
     if path.is_file():
         return str(path), path.read_text(encoding="utf-8")
     raise UserError(
-        f"no recipe {name_or_path!r}", fix=f"Give a path to a YAML file, or one of: {', '.join(shipped_recipes())}"
+        f"no recipe {name_or_path!r}",
+        fix=f"Give a path to a YAML file, or one of: {', '.join(shipped_recipes())}",
     )
 
 

@@ -40,9 +40,7 @@ def tool_from_function(function: Callable[..., Any]) -> Tool:
     name = getattr(function, "__name__", repr(function))
     description, documented = _read_docstring(inspect.getdoc(function) or "")
     if not description:
-        raise UserError(
-            "the function has no docstring", where=name, fix="Say in one sentence what it returns"
-        )
+        raise UserError("the function has no docstring", where=name, fix="Say in one sentence what it returns")
     try:
         hints = typing.get_type_hints(function)
     except (AttributeError, NameError, SyntaxError, TypeError) as error:
@@ -110,9 +108,7 @@ def _parameter_schema(
     if parameter.name not in hints:
         raise UserError("the parameter has no type hint", where=where, fix="Add one, for example `: str`")
     if not documented.get(parameter.name):
-        raise UserError(
-            "the parameter is not described", where=where, fix="Add it to `Args:` in the docstring"
-        )
+        raise UserError("the parameter is not described", where=where, fix="Add it to `Args:` in the docstring")
     return {"description": documented[parameter.name], **_schema_of(hints[parameter.name], where)}
 
 
@@ -141,18 +137,14 @@ def _schema_of(hint: Any, where: str) -> dict[str, JsonValue]:
 def _enumeration(values: typing.Iterable[Any], where: str) -> dict[str, JsonValue]:
     choices = list(values)
     if not choices or not all(isinstance(choice, str) for choice in choices):
-        raise UserError(
-            "only strings can be enumerated", where=where, fix="Use strings, or plain int or float"
-        )
+        raise UserError("only strings can be enumerated", where=where, fix="Use strings, or plain int or float")
     return {"type": "string", "enum": [str(choice) for choice in choices]}
 
 
 def _object_problems(schema: Mapping[str, Any], value: Mapping[str, Any], path: str) -> list[str]:
     properties = schema.get("properties") or {}
     additional = schema.get("additionalProperties", False)
-    problems = [
-        f"missing argument {path}{name}" for name in schema.get("required") or () if name not in value
-    ]
+    problems = [f"missing argument {path}{name}" for name in schema.get("required") or () if name not in value]
     for name, item in value.items():
         if name in properties:
             problems += _value_problems(properties[name], item, f"{path}{name}")
@@ -176,9 +168,7 @@ def _value_problems(schema: Mapping[str, Any], value: Any, path: str) -> list[st
     if isinstance(value, Mapping) and "properties" in schema:
         return _object_problems(schema, value, f"{path}.")
     if isinstance(value, list) and isinstance(schema.get("items"), Mapping):
-        return [
-            p for i, item in enumerate(value) for p in _value_problems(schema["items"], item, f"{path}[{i}]")
-        ]
+        return [p for i, item in enumerate(value) for p in _value_problems(schema["items"], item, f"{path}[{i}]")]
     return []
 
 

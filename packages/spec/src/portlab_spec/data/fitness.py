@@ -80,12 +80,8 @@ def load() -> list[Conversation]:
     """
     text = resources.files("portlab_spec.data").joinpath("fitness_213.jsonl").read_text(encoding="utf-8")
     rows = [json.loads(line) for line in text.splitlines()]
-    splits = stratified_split(
-        [row["id"] for row in rows], [row["tool"] for row in rows], HELD_OUT_PER_TOOL, SPLIT_SEED
-    )
-    conversations = [
-        conversation(row["question"], row["tool"], id=row["id"], split=splits[row["id"]]) for row in rows
-    ]
+    splits = stratified_split([row["id"] for row in rows], [row["tool"] for row in rows], HELD_OUT_PER_TOOL, SPLIT_SEED)
+    conversations = [conversation(row["question"], row["tool"], id=row["id"], split=splits[row["id"]]) for row in rows]
     check_leakage(conversations)
     return conversations
 

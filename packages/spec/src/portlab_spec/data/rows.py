@@ -58,9 +58,7 @@ def load_dataset(name_or_path: str | Path) -> list[Conversation]:
     path = Path(name_or_path)
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "no data set of this name and no such file"
-        raise UserError(
-            what, where=str(path), fix=f"Give a JSON Lines file, or one of: {', '.join(BUILT_IN)}"
-        )
+        raise UserError(what, where=str(path), fix=f"Give a JSON Lines file, or one of: {', '.join(BUILT_IN)}")
 
     shared = cache(lambda: _shared_tools(path.with_name("tools.json")))  # read only if a row needs it
     conversations: list[Conversation] = []
@@ -178,9 +176,7 @@ def _raise_first(error: ValidationError, where: str) -> NoReturn:
     key = ".".join(map(str, fault["loc"]))
     match fault["type"]:
         case "extra_forbidden":
-            raise UserError(
-                f"unknown key {key}", where=where, fix="Remove it, or correct its spelling"
-            ) from None
+            raise UserError(f"unknown key {key}", where=where, fix="Remove it, or correct its spelling") from None
         case "missing":
             raise UserError(f"missing key {key}", where=where, fix="Add it") from None
     message = fault["msg"].removeprefix("Value error, ")

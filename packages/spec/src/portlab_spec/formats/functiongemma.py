@@ -34,6 +34,8 @@ CONTROL_TOKENS = (
     BOS, EOS, PAD, TURN, END_TURN, DECLARE, END_DECLARE, CALL, END_CALL, RESPONSE, END_RESPONSE, ESCAPE,
 )  # fmt: skip
 STOP_TOKENS = (EOS, END_TURN, RESPONSE)
+# What FunctionGemma adds to Gemma 3: stock checkpoints hold an unused, untrained embedding row for each.
+ADDED_TOKENS = (DECLARE, END_DECLARE, CALL, END_CALL, RESPONSE, END_RESPONSE, ESCAPE)
 
 _ROLE = {"developer": "developer", "user": "user", "assistant": "model"}
 _CONTROL_RE = re.compile("|".join(map(re.escape, CONTROL_TOKENS)))
@@ -47,6 +49,7 @@ class FunctionGemma:
     name: str = "functiongemma"
     control_tokens: tuple[str, ...] = CONTROL_TOKENS
     stop_tokens: tuple[str, ...] = STOP_TOKENS
+    added_tokens: tuple[str, ...] = ADDED_TOKENS
 
     def render(self, conversation: Conversation, *, generation_prompt: bool = False) -> list[Segment]:
         """Segments of a conversation.
@@ -176,9 +179,7 @@ def _object_schema(schema: dict[str, Any], where: str) -> list[Segment]:
 def _property(schema: dict[str, Any], where: str) -> list[Segment]:
     kind = schema.get("type")
     if not isinstance(kind, str):
-        raise UserError(
-            f"the schema has no single type ({kind!r})", where=where, fix="Give it one JSON Schema type"
-        )
+        raise UserError(f"the schema has no single type ({kind!r})", where=where, fix="Give it one JSON Schema type")
     out = [Segment("description:"), *_string(str(schema.get("description", "")), where), Segment(",")]
     kind = kind.lower()
     if enum := schema.get("enum"):
@@ -232,9 +233,7 @@ def _value(value: Any, where: str, *, loss: bool) -> list[Segment]:
         out = [Segment("{", loss=loss)]
         for n, key in enumerate(sorted(value, key=str.lower)):
             if not re.fullmatch(_IDENTIFIER, key):
-                raise UserError(
-                    f"the key {key!r} cannot be written", where=where, fix="Use letters, digits, _ . -"
-                )
+                raise UserError(f"the key {key!r} cannot be written", where=where, fix="Use letters, digits, _ . -")
             out += [Segment(f"{',' if n else ''}{key}:", loss=loss)]
             out += _value(value[key], f"{where}.{key}", loss=loss)
         return [*out, Segment("}", loss=loss)]

@@ -64,11 +64,19 @@ class Parsed:
 
 
 class Format(Protocol):
-    """A wire format. `stop_tokens` end a turn of the model."""
+    """A wire format.
 
-    name: str
-    control_tokens: tuple[str, ...]
-    stop_tokens: tuple[str, ...]
+    `stop_tokens` end a turn of the model; `added_tokens` are the control tokens that the stock base model never saw.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def control_tokens(self) -> tuple[str, ...]: ...
+    @property
+    def stop_tokens(self) -> tuple[str, ...]: ...
+    @property
+    def added_tokens(self) -> tuple[str, ...]: ...
 
     def render(self, conversation: Conversation, *, generation_prompt: bool = False) -> list[Segment]:
         """Segments of a conversation; with `generation_prompt`, ends where the model is to go on."""

@@ -1,0 +1,73 @@
+"""The report of a training run, the same from every trainer."""
+
+import importlib.metadata
+import platform
+import resource
+import sys
+from typing import Any, Literal
+
+from portlab_spec.conversation import Record
+from portlab_spec.metrics import Metric
+
+METRIC_ORDER = (
+    "call_exact",
+    "name_accuracy",
+    "parse_rate",
+    "hallucinated_tool_rate",
+    "stopped_rate",
+    "schema_valid_rate",
+    "most_frequent_tool",
+)
+
+
+class Evaluation(Record):
+    """Metrics of one model on one split."""
+
+    split: str
+    examples: int
+    metrics: dict[str, Metric]
+
+
+class Seconds(Record):
+    """Wall-clock seconds by stage. A stage answered from a cache reports what it took when it was computed."""
+
+    prepare: float
+    before: float
+    train: float
+    after: float
+    export: float
+
+
+class Report(Record):
+    """`report.json` of a run. Everything in it is measured on the machine that it names."""
+
+    schema_version: Literal[1] = 1
+    recipe: dict[str, Any]
+    backend: Literal["jax", "xla", "torchax"]
+    device: dict[str, Any]
+    versions: dict[str, str]
+    when: str
+    before: Evaluation
+    after: Evaluation
+    loss: tuple[float, ...]
+    seconds: Seconds
+    peak_rss_bytes: int
+    tokens: dict[str, int]
+    paths: dict[str, str]
+
+
+def versions(*distributions: str) -> dict[str, str]:
+    """Versions of Python and of the installed distributions among those named."""
+    found = {"python": platform.python_version()}
+    for name in distributions:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def peak_rss_bytes() -> int:
+    """Largest resident set of this process so far, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB

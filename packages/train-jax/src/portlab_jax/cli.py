@@ -1,0 +1,66 @@
+"""`train-jax`: the main job on the command line."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import tyro
+
+from portlab_spec import cli
+from portlab_spec.recipe import Recipe, load_recipe, shipped_recipes
+
+DEFAULT_RECIPE = "functiongemma-fitness"
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Fine-tune a Gemma with LoRA, score it before and after, export and verify it.
+
+    Every field of the recipe is an option; what is not given comes from the recipe.
+    """
+
+    settings: Annotated[Recipe, tyro.conf.arg(name="")]
+    recipe: str = DEFAULT_RECIPE
+    """Recipe by name or path to a YAML file."""
+    out: Path | None = None
+    """Run folder; by default one under runs/ named after the recipe and its values."""
+    json: bool = False
+    """Print the report as JSON instead of a table."""
+
+
+def parse(args: list[str]) -> Arguments:
+    """Read the command line; options override the recipe that `--recipe` names."""
+    name = DEFAULT_RECIPE
+    for i, arg in enumerate(args):
+        if arg == "--recipe" and i + 1 < len(args):
+            name = args[i + 1]
+        elif arg.startswith("--recipe="):
+            name = arg.partition("=")[2]
+    default = Arguments(settings=load_recipe(name), recipe=name)
+    return tyro.cli(
+        Arguments,
+        args=args,
+        default=default,
+        prog="train-jax",
+        description=f"{Arguments.__doc__}\n\nShipped recipes: {', '.join(shipped_recipes())}.",
+    )
+
+
+def main(args: list[str]) -> int:
+    """Run the main job and print its outcome."""
+    arguments = parse(args)
+    # JAX is imported only now, so that --help and bad usage answer at once.
+    from portlab_jax import display, main_job
+
+    say = display.stage_printer(quiet=arguments.json)
+    outcome = main_job.run(arguments.settings, arguments.out, say)
+    if arguments.json:
+        print(outcome.report.model_dump_json(indent=2))
+    else:
+        display.show(outcome)
+    return 0
+
+
+def entry() -> NoReturn:
+    """Console script."""
+    cli.run("train-jax", main)

@@ -1,0 +1,314 @@
+"""The main job: prepare, score, train, score again, export, verify, report.
+
+Each stage leaves its result in the run folder and is skipped when a later run of the same command finds it there:
+
+    <run>/recipe.json  before.json  checkpoints/  after.json  merged/  adapter/  loss.png  report.json
+"""
+
+import dataclasses
+import datetime
+import hashlib
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from portlab_jax import charts
+from portlab_jax.checkpoint import Checkpoints
+from portlab_jax.decode import Decoder
+from portlab_jax.evaluate import Answers, evaluate, stop_ids
+from portlab_jax.lora import Adapter, AdapterOptions
+from portlab_jax.mesh import MeshPlan
+from portlab_jax.trainer import Setup, Trained, initial_state, train
+from portlab_jax.weights import load_params
+from portlab_spec.assets import ModelFolder, resolve_model
+from portlab_spec.conversation import Conversation
+from portlab_spec.data import load_dataset
+from portlab_spec.data.tokens import Row, tokenize
+from portlab_spec.errors import CheckFailed, UserError
+from portlab_spec.files import read_json, write_json
+from portlab_spec.formats import FORMATS, Format
+from portlab_spec.models import GemmaConfig
+from portlab_spec.progress import bar
+from portlab_spec.recipe import Recipe
+from portlab_spec.report import Evaluation, Report, Seconds, peak_rss_bytes, versions
+from portlab_spec.tokenizer import Tokenizer
+
+Say = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A scored model: what it said, and how long that took when it was computed."""
+
+    answers: Answers
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What the main job shows at its end."""
+
+    report: Report
+    example: Conversation
+    before: str
+    after: str
+
+
+def run_folder(recipe: Recipe, out: Path | None) -> Path:
+    """The run's folder: `--out`, or one named after the recipe and a digest of all its values.
+
+    Raises:
+        UserError: the folder holds a run of another recipe, or is not a run folder.
+    """
+    resolved = recipe.model_dump(mode="json")
+    digest = hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest()[:8]
+    folder = out or Path("runs") / f"{recipe.name}-{digest}"
+    stamp = folder / "recipe.json"
+    if stamp.exists():
+        found = read_json(stamp, "the run's recipe")
+        if found != resolved:
+            keys = _differences(found, resolved)
+            raise UserError(
+                f"holds a run with other settings ({', '.join(keys)})", where=str(folder), fix="Choose another --out"
+            )
+    elif folder.exists() and any(folder.iterdir()):
+        raise UserError("is not empty and holds no run", where=str(folder), fix="Choose another --out")
+    else:
+        write_json(stamp, resolved)
+    return folder
+
+
+def run(recipe: Recipe, out: Path | None, say: Say) -> Outcome:
+    """Do the main job.
+
+    Args:
+        recipe: the run.
+        out: run folder, or None for the default.
+        say: prints one line for each stage.
+
+    Raises:
+        UserError: bad input, found before anything is written where that is possible.
+        CheckFailed: the export does not verify.
+    """
+    started = time.perf_counter()
+    data = _load_data(recipe)
+    with bar("prepare model", 1.0) as advance:
+        model = resolve_model(recipe.model, recipe.revision, lambda what, done: advance(done, what))
+    tokenizer = Tokenizer.load(model.path)
+    rows = tokenize(data.train, data.fmt, tokenizer, recipe.max_length)
+    tokenize(data.held_out, data.fmt, tokenizer, recipe.max_length)
+    setup = _set_up(recipe, data.fmt, tokenizer, model)
+    folder = run_folder(recipe, out)
+    prepared = time.perf_counter() - started
+    say(f"prepared {model.id} and {len(data.train)} training rows in {prepared:.1f} s -> {folder}")
+
+    fitted = _fit(setup, data, tokenizer, rows, folder, say)
+    # The merge runs in its own process: the base must not be held here meanwhile.
+    rss = peak_rss_bytes()
+    del setup
+    paths = {"run": str(folder), "checkpoints": str(folder / "checkpoints"), "base": str(model.path)}
+    export_started = time.perf_counter()
+    paths |= export(folder, model.path, say)
+    report = Report(
+        recipe=recipe.model_dump(mode="json"),
+        backend="jax",
+        device=device(),
+        versions=versions("jax", "jaxlib", "optax", "orbax-checkpoint", "numpy", "tokenizers"),
+        when=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        before=fitted.before.answers.evaluation,
+        after=fitted.after.answers.evaluation,
+        loss=tuple(fitted.trained.losses),
+        seconds=Seconds(
+            prepare=prepared,
+            before=fitted.before.seconds,
+            train=fitted.train_seconds,
+            after=fitted.after.seconds,
+            export=time.perf_counter() - export_started,
+        ),
+        peak_rss_bytes=rss,
+        tokens={
+            "supervised": fitted.trained.supervised_tokens,
+            "computed_per_step": fitted.trained.layout.tokens_per_step,
+            "shared_prefix": fitted.trained.layout.prefix,
+            "train_rows": sum(len(row.ids) for row in rows),
+        },
+        paths=paths | {"report": str(folder / "report.json"), "loss_curve": str(folder / "loss.png")},
+    )
+    write_json(folder / "report.json", report.model_dump(mode="json"))
+    before, after = fitted.before.answers, fitted.after.answers
+    example = _telling_example(data.held_out, before, after)
+    return Outcome(report, example, before.outputs[example.id], after.outputs[example.id])
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """The conversations of a run, by use."""
+
+    fmt: Format
+    train: list[Conversation]
+    held_out: list[Conversation]
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """The middle of the job: scored, trained, scored."""
+
+    before: Stage
+    trained: Trained
+    train_seconds: float
+    after: Stage
+
+
+def _load_data(recipe: Recipe) -> Data:
+    conversations = load_dataset(recipe.data)
+    held_out = [c for c in conversations if c.split == recipe.eval_split]
+    if not held_out:
+        raise UserError(
+            f"the data set has no {recipe.eval_split} rows to score", where=recipe.data, fix='Give some rows a "split"'
+        )
+    return Data(FORMATS[recipe.format], [c for c in conversations if c.split == "train"], held_out)
+
+
+def _fit(setup: Setup, data: Data, tokenizer: Tokenizer, rows: Sequence[Row], folder: Path, say: Say) -> Fitted:
+    recipe = setup.recipe
+    decoder = Decoder(setup.config, setup.options, stop_ids(data.fmt, tokenizer), recipe.max_new_tokens)
+
+    def scored(name: str, adapter: Adapter) -> Stage:
+        def compute() -> Answers:
+            with bar(f"score {name} training", len(data.held_out)) as advance:
+                return evaluate(
+                    decoder,
+                    setup.params,
+                    adapter,
+                    data.held_out,
+                    data.fmt,
+                    tokenizer,
+                    train=data.train,
+                    advance=lambda done: advance(done, ""),
+                )
+
+        stage, cached = _cached(folder / f"{name}.json", compute)
+        exact = stage.answers.evaluation.metrics["call_exact"]
+        note = " (cached)" if cached else ""
+        say(f"scored {name} training: {exact.hits}/{exact.count} exact calls in {stage.seconds:.1f} s{note}")
+        return stage
+
+    before = scored("before", initial_state(setup).adapter)
+    with Checkpoints(folder / "checkpoints") as checkpoints:
+        trained = train(setup, rows, checkpoints)
+    seconds = _training_seconds(folder, trained)
+    say(_training_line(recipe, trained))
+    charts.loss_curve(folder / "loss.png", trained.losses, f"{recipe.name}: {recipe.model}")
+    return Fitted(before, trained, seconds, scored("after", trained.adapter))
+
+
+def device() -> dict[str, Any]:
+    """The devices that JAX uses."""
+    devices = jax.devices()
+    return {"platform": devices[0].platform, "kind": devices[0].device_kind, "count": len(devices)}
+
+
+def export(folder: Path, base: Path, say: Say) -> dict[str, str]:
+    """Run `merge-ckpt` to a merged folder and a PEFT adapter, and verify both from disk.
+
+    Raises:
+        CheckFailed: merge-ckpt refused or a verification failed; its own message stands above.
+    """
+    if importlib.util.find_spec("portlab_merge") is None:
+        raise UserError("merge-ckpt is not installed", fix="Install packages/merge-ckpt beside train-jax")
+    merged, adapter = folder / "merged", folder / "adapter"
+    common = ["--base", str(base), "--ckpt", str(folder)]
+    for command, target in (("merge", merged), ("adapter", adapter)):
+        # A rerun exports again: the checkpoint may be a newer one. The old folder goes only once it is replaced.
+        fresh = target.with_name(f"{target.name}.new")
+        shutil.rmtree(fresh, ignore_errors=True)
+        _merge_ckpt([command, *common, "--out", str(fresh)])
+        shutil.rmtree(target, ignore_errors=True)
+        fresh.rename(target)
+        say(f"exported {target}")
+    _merge_ckpt(["verify", *common, "--merged", str(merged), "--adapter", str(adapter)])
+    say("verified both against the checkpoint")
+    return {"merged": str(merged), "adapter": str(adapter)}
+
+
+def _merge_ckpt(arguments: Sequence[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "portlab_merge", *arguments], stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        raise CheckFailed(
+            f"merge-ckpt {arguments[0]} ended with exit code {done.returncode}",
+            fix="Its message is above; run it again with --debug for more",
+        )
+
+
+def _set_up(recipe: Recipe, fmt: Format, tokenizer: Tokenizer, model: ModelFolder) -> Setup:
+    config = GemmaConfig.load(model.path)
+    token_ids: tuple[int, ...] = ()
+    if recipe.lora.train_control_rows:
+        token_ids = tuple(sorted(tokenizer.token_id(token) for token in fmt.added_tokens))
+    options = AdapterOptions.from_recipe(recipe.lora, token_ids)
+    mesh = MeshPlan.create(recipe.mesh)
+    accelerated = jax.devices()[0].platform != "cpu"
+    wide = recipe.dtype == "float32" or (recipe.dtype == "auto" and not accelerated)
+    params = load_params(model.path, config, jnp.dtype(jnp.float32 if wide else jnp.bfloat16), mesh)
+    return Setup(recipe, model, config, params, mesh, options)
+
+
+def _cached(path: Path, compute: Callable[[], Answers]) -> tuple[Stage, bool]:
+    if path.exists():
+        raw = read_json(path, "cached result")
+        answers = Answers(Evaluation.model_validate(raw["evaluation"]), raw["outputs"])
+        return Stage(answers, raw["seconds"]), True
+    started = time.perf_counter()
+    answers = compute()
+    seconds = time.perf_counter() - started
+    record = {"evaluation": answers.evaluation.model_dump(mode="json"), "outputs": answers.outputs, "seconds": seconds}
+    write_json(path, record)
+    return Stage(answers, seconds), False
+
+
+def _training_seconds(folder: Path, trained: Trained) -> float:
+    """Seconds of training over all the processes that took part in it."""
+    path = folder / "train.json"
+    earlier = read_json(path)["seconds"] if path.exists() else 0.0
+    total = earlier + trained.seconds if trained.resumed_at != len(trained.losses) else earlier
+    write_json(path, {"seconds": total, "steps": len(trained.losses)})
+    return float(total)
+
+
+def _training_line(recipe: Recipe, trained: Trained) -> str:
+    steps = len(trained.losses)
+    if trained.resumed_at == steps:
+        return f"trained {steps} steps (cached), loss {trained.losses[-1]:.4f}"
+    fresh = steps - (trained.resumed_at or 0)
+    rate = fresh * recipe.batch_size / trained.seconds
+    start = f" from step {trained.resumed_at}" if trained.resumed_at else ""
+    return (
+        f"trained {fresh} steps{start} in {trained.seconds:.1f} s, {rate:.1f} examples/s with compilation, "
+        f"loss {trained.losses[0]:.3f} -> {trained.losses[-1]:.4f}"
+    )
+
+
+def _telling_example(held_out: Sequence[Conversation], before: Answers, after: Answers) -> Conversation:
+    """The first question whose answer training changed, else the first."""
+    return next((c for c in held_out if before.outputs[c.id] != after.outputs[c.id]), held_out[0])
+
+
+def _differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[str]:
+    keys: list[str] = []
+    for key in sorted(a.keys() | b.keys()):
+        if isinstance(a.get(key), dict) and isinstance(b.get(key), dict):
+            keys += _differences(a[key], b[key], f"{prefix}{key}.")
+        elif a.get(key) != b.get(key):
+            keys.append(prefix + key)
+    return keys
