@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from portlab_merge.overlay import MergeOptions, merge
+from portlab_merge.safetensors_file import encode_header, lay_out, read_header
+from portlab_spec.errors import UserError
 from portlab_spec.files import sha256_file
 
 
@@ -165,3 +169,38 @@ def test_base_may_be_symlinks_into_a_cache(run, tmp_path):
     merge(plan, tmp_path / "out", MergeOptions())
     assert not (tmp_path / "out" / "model.safetensors").is_symlink()
     assert sha256_file(run.base / "model.safetensors") == before
+
+
+def test_an_overflow_names_the_tensor_and_leaves_nothing(make_base, make_run, describe, tmp_path):
+    folder = make_base("float16")
+
+    def explode(tree, metadata):
+        tree["lora"]["mlp.up_proj"]["b"][1] *= 1e6
+        metadata |= describe(folder, tree)
+
+    with pytest.raises(UserError, match=r"model\.layers\.1\.mlp\.up_proj\.weight is not finite after the update"):
+        merge(make_run(folder, explode).plan(), tmp_path / "new" / "out", MergeOptions())
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_memory_does_not_grow_with_the_base(base, make_run, describe, tmp_path):
+    folder = tmp_path / "large"
+    shutil.copytree(base, folder)
+    small = read_header(base / "model.safetensors")
+    data = (base / "model.safetensors").read_bytes()[small.data_start :]
+    tensors = lay_out(
+        [(t.name, t.dtype, t.shape) for t in small.tensors] + [("vision_tower.w", "BF16", (128, 1 << 20))]
+    )
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(encode_header(tensors, {"format": "pt"}) + data)
+        file.truncate(file.tell() + (256 << 20))
+    run = make_run(folder)
+    code = (  # not ru_maxrss: that begins with what the parent had
+        "import re, sys; from portlab_merge.cli import main; "
+        "main(['merge', '--ckpt', sys.argv[1], '--out', sys.argv[2], '--json']); "
+        "print(re.search(r'VmHWM:\\s+(\\d+) kB', open('/proc/self/status').read())[1], file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", code, str(run.folder), str(tmp_path / "out")]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    (tmp_path / "out" / "model.safetensors").unlink()
+    assert int(result.stderr) < 200_000  # kB, for 256 MiB of weights

@@ -76,6 +76,8 @@ def open_base(folder: Path) -> BaseModel:
     if not folder.is_dir():
         raise UserError("base model folder not found", where=str(folder), fix="Pass --base DIR")
     config = read_json(folder / "config.json", "config of the base")
+    if not isinstance(config, dict):
+        raise UserError("is not a JSON object", where=str(folder / "config.json"), fix="Download it again")
     config_sha256 = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
     single, index_path = folder / SINGLE_FILE, folder / INDEX_FILE
     if single.exists() and index_path.exists():
@@ -100,7 +102,7 @@ def open_base(folder: Path) -> BaseModel:
 
 def index_bytes(index: dict[str, Any], total_size: int) -> bytes:
     """The index of the output: the base's, with the size of the data in bytes."""
-    metadata = {**index.get("metadata", {}), "total_size": total_size}
+    metadata = {**(index.get("metadata") or {}), "total_size": total_size}
     return (json.dumps({**index, "metadata": metadata}, indent=2) + "\n").encode()
 
 

@@ -72,6 +72,8 @@ def pick_step(run: Path, wanted: str = "latest") -> Step:
     if (run / STEP_METADATA).exists() or (run / ITEM).is_dir():
         candidates = [run.resolve()]
         root = run.resolve().parent
+        if not re.search(r"\d", run.resolve().name):
+            raise UserError("the name of a step folder holds its number", where=str(run), fix="Name it as Orbax did")
     else:
         root = run / "checkpoints" if (run / "checkpoints").is_dir() else run
         candidates = [path for path in root.iterdir() if path.is_dir()]

@@ -7,6 +7,7 @@ scaling * (x a) b. The update is never formed, so an error in forming, slicing, 
 import json
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from portlab_spec.errors import CheckFailed, UserError
 from portlab_spec.files import read_json, sha256_file
 
 PROBES = 8
-CHUNK_BYTES = 4 << 20
+BLOCK_BYTES = 4 << 20
 # Unit roundoff: half the gap between 1 and the next number.
 UNIT_ROUNDOFF = {"F32": 2.0**-24, "F16": 2.0**-11, "BF16": 2.0**-8}
 SUBNORMAL_STEP = {"F32": 2.0**-149, "F16": 2.0**-24, "BF16": 2.0**-133}
@@ -39,10 +40,11 @@ def verify_merged(plan: Plan, folder: Path, progress: Progress = lambda done: No
         manifest = read_json(folder / MANIFEST, "manifest of the merge")
         merged = open_base(folder)
         dtype, scale, files = str(manifest["dtype"]), float(manifest["scale"]), dict(manifest["files_sha256"])
+        adapter = manifest["checkpoint"]["adapter_sha256"]
     except (UserError, KeyError, TypeError, ValueError) as error:
         raise CheckFailed(f"not a merged model: {error}", where=str(folder), fix="Run merge-ckpt merge again") from None
     faults = _structure_faults(plan, merged, dtype)
-    if manifest.get("checkpoint", {}).get("adapter_sha256") != plan.checkpoint.digest:
+    if adapter != plan.checkpoint.digest:
         faults.append("the manifest names another adapter than this checkpoint's")
     faults += [
         f"{name} differs from its sha256 in the manifest"
@@ -76,6 +78,8 @@ def verify_adapter(plan: Plan, folder: Path) -> list[str]:
     try:
         config = read_json(folder / CONFIG, "config of the adapter")
         header = read_header(folder / WEIGHTS)
+        if not isinstance(config, dict):
+            raise UserError("is not a JSON object", where=CONFIG)
     except UserError as error:
         raise CheckFailed(f"not an adapter: {error}", where=str(folder), fix="Run merge-ckpt adapter again") from None
     wanted_config = json.loads(json.dumps(adapter_config(plan)))
@@ -92,7 +96,7 @@ def verify_adapter(plan: Plan, folder: Path) -> list[str]:
             faults.append(f"tensor {name} is missing")
         elif (found[name].dtype, found[name].shape) != ("F32", value.shape):
             faults.append(f"tensor {name} is {found[name].dtype} {found[name].shape}, expected F32 {value.shape}")
-        elif not np.array_equal(_memory_map(folder / WEIGHTS, header, found[name]), value):
+        elif not np.array_equal(_Stored.of(folder / WEIGHTS, header, found[name]).rows(0, value.shape[0]), value):
             faults.append(f"tensor {name} differs from the checkpoint")
     return faults
 
@@ -132,13 +136,12 @@ def _probe_faults(plan: Plan, merged: BaseModel, target: LoraTarget, scale: floa
     update = (target.scaling * scale) * ((probes @ a) @ b)  # (PROBES, out)
     # Bounds the f32 sum of rank products and of the two terms, element by element, whatever the order.
     size = abs(target.scaling * scale) * (np.abs(a).sum(0) @ np.abs(b))  # (out,)
-    old, new = _array(plan.base, target.tensor), _array(merged, target.tensor)
+    old, new = _Stored.in_model(plan.base, target.tensor), _Stored.in_model(merged, target.tensor)
     dtype = merged.tensors[target.tensor][1].dtype
     roundoff, step = UNIT_ROUNDOFF[dtype], SUBNORMAL_STEP[dtype]
-    rows = max(1, CHUNK_BYTES // (8 * target.shape[1]))
-    for first in range(0, target.shape[0], rows):
-        part = slice(first, first + rows)
-        before, after = old[part].astype(np.float64), new[part].astype(np.float64)
+    for first, last in old.blocks():
+        part = slice(first, last)
+        before, after = (tensor.rows(first, last).astype(np.float64) for tensor in (old, new))
         error = np.abs(probes @ after.T - (probes @ before.T + update[:, part])).max(0)
         # Signs are independent of the roundings, so their sum exceeds 8 standard deviations with
         # probability < 3e-14 (Hoeffding); the f32 arithmetic is bounded outright.
@@ -151,55 +154,66 @@ def _probe_faults(plan: Plan, merged: BaseModel, target: LoraTarget, scale: floa
 
 
 def _rows_faults(plan: Plan, merged: BaseModel, rows: RowsTarget, scale: float) -> Iterator[str]:
-    old, new = _array(plan.base, rows.tensor), _array(merged, rows.tensor)
-    values = plan.token_rows().astype(np.float64)
-    if scale == 1.0:
-        wanted = plan.token_rows().astype(new.dtype)
-        wrong = (new[list(rows.ids)] != wanted).any(1)
-    else:
-        before, after = (array[list(rows.ids)].astype(np.float64) for array in (old, new))
-        exact = before + scale * (values - before)
-        allowed = (UNIT_ROUNDOFF[merged.tensors[rows.tensor][1].dtype] + 2.0**-20) * (np.abs(exact) + np.abs(before))
-        wrong = (np.abs(after - exact) > allowed).any(1)
-    if wrong.any():
-        yield f"tensor {rows.tensor}: row {rows.ids[int(np.argmax(wrong))]} is not the trained one"
+    old, new = _Stored.in_model(plan.base, rows.tensor), _Stored.in_model(merged, rows.tensor)
+    roundoff = UNIT_ROUNDOFF[merged.tensors[rows.tensor][1].dtype]
+    for row, value in zip(rows.ids, plan.token_rows(), strict=True):
+        before, after = (tensor.rows(row, row + 1)[0] for tensor in (old, new))
+        if scale == 1.0:
+            right = np.array_equal(after, value.astype(new.dtype))
+        else:
+            start = before.astype(np.float64)
+            exact = start + scale * (value - start)
+            allowed = (roundoff + 2.0**-20) * (np.abs(exact) + np.abs(start))
+            right = bool((np.abs(after - exact) <= allowed).all())
+        if not right:
+            yield f"tensor {rows.tensor}: row {row} is not the trained one"
+            break
     trained = np.zeros(rows.shape[0], bool)
     trained[list(rows.ids)] = True
-    step = max(1, CHUNK_BYTES // (4 * rows.shape[1]))
-    for first in range(0, rows.shape[0], step):
-        part = slice(first, first + step)
-        keep = ~trained[part]
-        if old[part][keep].astype(new.dtype).tobytes() != new[part][keep].tobytes():
+    for first, last in old.blocks():
+        keep = ~trained[first:last]
+        before, after = old.rows(first, last)[keep], new.rows(first, last)[keep]
+        if before.astype(new.dtype, copy=False).tobytes() != after.tobytes():
             yield f"tensor {rows.tensor}: rows that were not trained differ from the base (from row {first})"
             return
 
 
 def _copy_faults(base: BaseModel, merged: BaseModel, name: str) -> Iterator[str]:
-    old, new = _flat(base, name), _flat(merged, name)
-    size = max(1, CHUNK_BYTES // new.itemsize)
-    for first in range(0, old.size, size):
-        part = slice(first, first + size)
-        same = old[part] if old.dtype == new.dtype else old[part].astype(new.dtype)
-        if same.tobytes() != new[part].tobytes():
+    old, new = _Stored.in_model(base, name), _Stored.in_model(merged, name)
+    for first, last in old.blocks():
+        same = old.rows(first, last).astype(new.dtype, copy=False)
+        if same.tobytes() != new.rows(first, last).tobytes():
             yield f"tensor {name} differs from the base and no update touches it"
             return
 
 
-def _flat(model: BaseModel, name: str) -> np.ndarray:
-    file, tensor = model.tensors[name]
-    return _memory_map(model.folder / file, model.shards[file], tensor).reshape(-1)
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor on disk, read some rows at a time; a dtype that numpy lacks comes as rows of bytes."""
 
+    path: Path
+    offset: int
+    dtype: np.dtype
+    shape: tuple[int, ...]
 
-def _array(model: BaseModel, name: str) -> np.ndarray:
-    file, tensor = model.tensors[name]
-    return _memory_map(model.folder / file, model.shards[file], tensor)
+    @classmethod
+    def of(cls, path: Path, header: Header, tensor: Tensor) -> "_Stored":
+        known = NUMPY_DTYPES.get(tensor.dtype)
+        dtype, shape = (known, tensor.shape) if known else (np.dtype(np.uint8), (tensor.nbytes,))
+        return cls(path, header.data_start + tensor.start, dtype, shape or (1,))
 
+    @classmethod
+    def in_model(cls, model: BaseModel, name: str) -> "_Stored":
+        file, tensor = model.tensors[name]
+        return cls.of(model.folder / file, model.shards[file], tensor)
 
-def _memory_map(path: Path, header: Header, tensor: Tensor) -> np.ndarray:
-    """A tensor of a file without reading it; a dtype that numpy lacks comes as bytes."""
-    dtype, shape = NUMPY_DTYPES.get(tensor.dtype), tensor.shape
-    if dtype is None:
-        dtype, shape = np.dtype(np.uint8), (tensor.nbytes,)
-    if math.prod(shape) == 0:
-        return np.empty(shape, dtype)
-    return np.memmap(path, dtype, "r", header.data_start + tensor.start, shape)
+    def rows(self, first: int, last: int) -> np.ndarray:
+        """Rows `first` up to `last`, or to the end."""
+        count, width = min(last, self.shape[0]) - first, math.prod(self.shape[1:])
+        offset = self.offset + first * width * self.dtype.itemsize
+        return np.fromfile(self.path, self.dtype, count * width, offset=offset).reshape(count, *self.shape[1:])
+
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """First and last row of blocks of about `BLOCK_BYTES` in float64."""
+        step = max(1, BLOCK_BYTES // (8 * max(1, math.prod(self.shape[1:]))))
+        return ((first, first + step) for first in range(0, self.shape[0], step))
