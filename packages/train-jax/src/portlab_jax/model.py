@@ -11,6 +11,7 @@ Layers are stacked on axis 0 and scanned, so that compile time does not grow wit
 shape; whether a layer slides is a scanned flag that selects the mask and the RoPE table.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -162,7 +163,7 @@ def decoder_layer(
     h = linear("self_attn.o_proj", attended.reshape(n, -1))
     x = x + rms_norm(h, w["post_attention_layernorm"], eps)
     h = rms_norm(x, w["pre_feedforward_layernorm"], eps)
-    h = jax.nn.gelu(linear("mlp.gate_proj", h), approximate=True) * linear("mlp.up_proj", h)
+    h = gated(linear("mlp.gate_proj", h), linear("mlp.up_proj", h))
     h = linear("mlp.down_proj", h)
     return x + rms_norm(h, w["post_feedforward_layernorm"], eps), passed_on
 
@@ -174,6 +175,18 @@ def embed(params: Params, adapter: Adapter, options: AdapterOptions, ids: Array)
     return x * jnp.asarray(table.shape[1] ** 0.5, table.dtype)
 
 
+# The backward pass recomputes these cheap functions from their inputs; their intermediates would otherwise be kept
+# for every layer, which more than doubles the step's memory.
+_recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
+
+
+@_recomputed
+def gated(gate: Array, up: Array) -> Array:
+    """Gemma's gated activation: gelu with the tanh approximation, times `up`."""
+    return jax.nn.gelu(gate, approximate=True) * up
+
+
+@functools.partial(_recomputed, static_argnums=2)
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """Gemma's RMS norm over the last axis: float32 inside, scale 1 + weight, result in x's dtype."""
     x32 = x.astype(jnp.float32)
