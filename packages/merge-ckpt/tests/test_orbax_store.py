@@ -69,6 +69,16 @@ def test_latest_is_the_highest_number(base, make_tree, describe, save, tmp_path)
     assert pick_step(tmp_path, "9").number == 9
 
 
+def test_an_adapter_exported_into_the_run_is_no_step(run):
+    (run.folder / "adapter").mkdir()
+    assert pick_step(run.folder).number == 7
+
+
+def test_a_renamed_step_is_refused(run):
+    with pytest.raises(UserError, match="the name of a step folder is its number"):
+        pick_step(run.step.rename(run.step.with_name("best")))
+
+
 def test_run_checkpoints_and_step_folders_are_all_accepted(run):
     for folder in (run.folder, run.folder / "checkpoints", run.step):
         assert pick_step(folder).number == 7

@@ -69,11 +69,12 @@ def pick_step(run: Path, wanted: str = "latest") -> Step:
         raise UserError(f"--step {wanted} is neither a number nor 'latest'", fix="Pass --step latest or --step N")
     if not run.is_dir():
         raise UserError("checkpoint folder not found", where=str(run), fix="Pass --ckpt RUN")
-    if (run / STEP_METADATA).exists() or (run / ITEM).is_dir():
+    # A run folder may hold an exported `adapter` as well, so only Orbax's own files make a step.
+    if (run / STEP_METADATA).exists() or (run / ITEM / "_METADATA").exists():
         candidates = [run.resolve()]
         root = run.resolve().parent
-        if not re.search(r"\d", run.resolve().name):
-            raise UserError("the name of a step folder holds its number", where=str(run), fix="Name it as Orbax did")
+        if not _STEP_NAME.fullmatch(run.resolve().name):
+            raise UserError("the name of a step folder is its number", where=str(run), fix="Name it as Orbax did")
     else:
         root = run / "checkpoints" if (run / "checkpoints").is_dir() else run
         candidates = [path for path in root.iterdir() if path.is_dir()]
