@@ -12,9 +12,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from portlab_merge.overlay import MergeOptions, merge
-from portlab_merge.safetensors_file import encode_header, lay_out, read_header
 from portlab_spec.errors import UserError
 from portlab_spec.files import sha256_file
+from portlab_spec.safetensors_header import encode_header, lay_out, read_header
 
 
 @pytest.mark.parametrize(("dtype", "kv_heads"), [("bfloat16", 2), ("float32", 1)])

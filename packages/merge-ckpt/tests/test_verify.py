@@ -1,16 +1,17 @@
 """Verification finds what is wrong on disk and names it."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
 from portlab_merge.overlay import MergeOptions, merge
 from portlab_merge.peft_adapter import export_adapter
-from portlab_merge.safetensors_file import read_header
 from portlab_merge.verify import verify_adapter, verify_merged
 from portlab_spec.errors import CheckFailed
 from portlab_spec.files import sha256_file
+from portlab_spec.safetensors_header import DTYPES, encode_header, lay_out, read_header
 
 
 @pytest.fixture
@@ -54,6 +55,21 @@ def test_a_sharded_merge_is_verified(make_base, make_run, tmp_path):
     index = tmp_path / "out" / "model.safetensors.index.json"
     index.write_text(index.read_text().replace('"total_size": ', '"total_size": 9'))
     assert any("total_size" in fault for fault in verify_merged(run.plan(), tmp_path / "out"))
+
+
+def test_tensors_of_every_dtype_are_copied(base, make_run, tmp_path):
+    folder = tmp_path / "base"
+    shutil.copytree(base, folder)
+    file = folder / "model.safetensors"
+    header, data = read_header(file), file.read_bytes()
+    others = [(f"vision_tower.{dtype}", dtype, (3, 5)) for dtype in DTYPES] + [("vision_tower.scale", "I64", ())]
+    layout = lay_out([(t.name, t.dtype, t.shape) for t in header.tensors] + others)
+    more = np.random.default_rng(0).bytes(layout[-1].end - header.data_bytes)
+    file.write_bytes(encode_header(layout, header.metadata) + data[header.data_start :] + more)
+    plan = make_run(folder).plan()
+    merge(plan, tmp_path / "out", MergeOptions())
+    assert verify_merged(plan, tmp_path / "out") == []
+    assert (tmp_path / "out" / "model.safetensors").read_bytes().endswith(more)
 
 
 UP = "model.layers.1.mlp.up_proj.weight"
@@ -139,8 +155,6 @@ def test_another_adapter_is_named(make_run, base, merged, make_tree):
         from hashlib import sha256
 
         metadata["leaf_sha256"]["lora/mlp.up_proj/b"] = sha256(tree["lora"]["mlp.up_proj"]["b"]).hexdigest()
-
-    import shutil
 
     shutil.rmtree(merged.parent / "run")
     faults = verify_merged(make_run(base, other).plan(), merged)

@@ -1,7 +1,6 @@
 """Reading and writing safetensors, held against the reference implementation."""
 
 import json
-import struct
 
 import ml_dtypes
 import numpy as np
@@ -10,7 +9,8 @@ import safetensors
 import safetensors.numpy
 
 from portlab_spec.errors import UserError
-from portlab_spec.safetensors_file import DTYPES, Writer, open_tensors, read_header
+from portlab_spec.safetensors_file import Writer, open_tensors
+from portlab_spec.safetensors_header import DTYPES, read_header
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -32,11 +32,6 @@ def write(path, tensors, metadata=None) -> None:
     with Writer(path, layout, metadata) as writer:
         for name, array in tensors.items():
             writer.write(name, array)
-
-
-def raw_file(path, fields: dict, data: bytes) -> None:
-    header = json.dumps(fields).encode()
-    path.write_bytes(struct.pack("<Q", len(header)) + header + data)
 
 
 # --- Writing ---
@@ -120,7 +115,8 @@ def test_we_read_what_the_reference_implementation_writes(tensors, tmp_path):
 def test_every_dtype_survives(dtype, tmp_path):
     array = np.arange(6).reshape(2, 3).astype(dtype)
     write(tmp_path / "model.safetensors", {"x": array})
-    np.testing.assert_array_equal(open_tensors(tmp_path)["x"].numpy(), array)
+    read = open_tensors(tmp_path)["x"].numpy()
+    assert (read.dtype, read.shape, read.tobytes()) == (array.dtype, array.shape, array.tobytes())
 
 
 def test_arrays_cannot_change_the_file(tensors, tmp_path):
@@ -144,7 +140,8 @@ def test_shards_are_read_through_their_index(tmp_path):
     ("weight_map", "fault"),
     [
         ({"one": "s2.safetensors"}, r"shard s2\.safetensors is missing"),
-        ({"one": "../s1.safetensors"}, r"shard s1\.safetensors is missing"),
+        ({"one": "../s1.safetensors"}, "is not a safetensors file beside it"),
+        ({"one": 1}, "is not a safetensors file beside it"),
         ({"one": "s1.safetensors", "two": "s1.safetensors"}, r"two is not in s1\.safetensors"),
         ({}, "has no weight_map"),
         (["one"], "has no weight_map"),
@@ -160,38 +157,3 @@ def test_an_index_that_does_not_hold_is_a_user_error(tmp_path, weight_map, fault
 def test_a_folder_without_weights_is_a_user_error(tmp_path):
     with pytest.raises(UserError, match=r"holds no model\.safetensors"):
         open_tensors(tmp_path)
-
-
-@pytest.mark.parametrize("size", [0, 7, 8, 40, -1])
-def test_a_truncated_file_is_a_user_error(tensors, tmp_path, size):
-    write(tmp_path / "whole", tensors)
-    (tmp_path / "cut").write_bytes((tmp_path / "whole").read_bytes()[:size])
-    with pytest.raises(UserError, match="cut: not a whole safetensors file"):
-        read_header(tmp_path / "cut")
-
-
-FLOATS = {"dtype": "F32", "shape": [2]}
-
-
-@pytest.mark.parametrize(
-    ("fields", "fault"),
-    [
-        ({"a": {**FLOATS, "data_offsets": [0, 4]}}, "does not fill its 4 bytes"),
-        ({"a": {**FLOATS, "data_offsets": [8, 16]}}, "starts at byte"),
-        ({"a": {**FLOATS, "data_offsets": [0, 8]}, "b": {**FLOATS, "data_offsets": [4, 12]}}, "b starts at byte"),
-        ({"a": {**FLOATS, "data_offsets": [0, 8]}}, "its header asks for"),
-        ({"a": {"dtype": "F4", "shape": [2], "data_offsets": [0, 16]}}, "dtype F4, which is not supported"),
-        ({"a": {**FLOATS}}, "data_offsets"),
-        ({"a": 1}, "not a whole"),
-        (["a"], "not a whole"),
-    ],
-)
-def test_an_inconsistent_header_is_a_user_error(tmp_path, fields, fault):
-    raw_file(tmp_path / "x", fields, data=bytes(16))
-    with pytest.raises(UserError, match=fault):
-        read_header(tmp_path / "x")
-
-
-def test_a_missing_file_is_a_user_error(tmp_path):
-    with pytest.raises(UserError, match="not found"):
-        read_header(tmp_path / "none.safetensors")

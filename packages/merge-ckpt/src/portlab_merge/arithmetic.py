@@ -8,16 +8,12 @@ the BLAS picks its summation order by it.)
 import math
 from dataclasses import dataclass
 
-import ml_dtypes
 import numpy as np
+
+from portlab_spec.safetensors_header import DTYPES
 
 # 1 MiB of f32: block, update and rounded block stay in a core's cache.
 BLOCK_ELEMENTS = 1 << 18
-NUMPY_DTYPES: dict[str, np.dtype] = {
-    "F32": np.dtype("<f4"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-}
 
 
 @dataclass(frozen=True)
@@ -100,7 +96,7 @@ def convert(raw: bytes, source: str, target: str) -> bytes:
     """Bytes of an array in another float dtype, rounded to nearest even; `raw` itself if it is that already."""
     if source == target:
         return raw
-    return _round(_as_f32(np.frombuffer(raw, NUMPY_DTYPES[source])), target).tobytes()
+    return _round(_as_f32(np.frombuffer(raw, DTYPES[source])), target).tobytes()
 
 
 def update_block(
@@ -122,7 +118,7 @@ def update_block(
     Raises:
         FloatingPointError: the result is not finite (an f16 overflow, or a base that was not finite).
     """
-    stored = np.frombuffer(raw, NUMPY_DTYPES[source]).reshape(-1, columns)
+    stored = np.frombuffer(raw, DTYPES[source]).reshape(-1, columns)
     if isinstance(update, RowReplacement):
         return _replace_rows(raw, stored, first_row, update, source, target)
     weight = _as_f32(stored)
@@ -142,7 +138,7 @@ def _replace_rows(
     # With scale 1 the trained values themselves, free of the rounding of old + (values - old).
     new = values if update.scale == 1.0 else old + (values - old) * np.float32(update.scale)
     rounded = _round(new, target)
-    block = np.frombuffer(bytearray(convert(raw, source, target)), NUMPY_DTYPES[target]).reshape(stored.shape)
+    block = np.frombuffer(bytearray(convert(raw, source, target)), DTYPES[target]).reshape(stored.shape)
     block[local] = rounded
     return block.tobytes(), _change(old, new - old, rounded)
 
@@ -159,7 +155,7 @@ def _change(weight: np.ndarray, delta: np.ndarray, rounded: np.ndarray) -> Chang
 
 
 def _as_f32(array: np.ndarray) -> np.ndarray:
-    if array.dtype == NUMPY_DTYPES["BF16"]:
+    if array.dtype == DTYPES["BF16"]:
         # bfloat16 is the upper half of f32. The shift runs without the interpreter lock, a cast with it.
         return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float32)
@@ -167,4 +163,4 @@ def _as_f32(array: np.ndarray) -> np.ndarray:
 
 def _round(array: np.ndarray, dtype: str) -> np.ndarray:
     with np.errstate(over="ignore"):  # reported by the caller, with the tensor's name
-        return array.astype(NUMPY_DTYPES[dtype])
+        return array.astype(DTYPES[dtype])

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from portlab_merge.safetensors_file import Header, Tensor, read_header
 from portlab_spec.errors import UserError
 from portlab_spec.files import read_json
+from portlab_spec.safetensors_file import INDEX_FILE, SINGLE_FILE, model_files, read_index
+from portlab_spec.safetensors_header import Header, TensorInfo, read_header
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 # A text model inside a multimodal one carries one of these on disk: the plain text class, multimodal Gemma 3
 # as published, multimodal Gemma 3 as transformers >= 5 saves it and Gemma 4.
 PREFIXES = ("model.", "language_model.model.", "model.language_model.")
@@ -33,7 +32,7 @@ class BaseModel:
 
     folder: Path
     shards: dict[str, Header]
-    tensors: dict[str, tuple[str, Tensor]]
+    tensors: dict[str, tuple[str, TensorInfo]]
     index: dict[str, Any] | None
     config: dict[str, Any]
     config_sha256: str
@@ -86,10 +85,9 @@ def open_base(folder: Path) -> BaseModel:
             where=str(folder),
             fix="Remove the one that is stale",
         )
-    index = read_json(index_path, "index of the base") if index_path.exists() else None
-    names = [SINGLE_FILE] if index is None else _shard_names(index, index_path)
-    shards = {name: read_header(folder / name) for name in names}
-    tensors: dict[str, tuple[str, Tensor]] = {}
+    index = read_index(index_path) if index_path.exists() else None
+    shards = {path.name: read_header(path) for path in model_files(folder)}
+    tensors: dict[str, tuple[str, TensorInfo]] = {}
     for name, header in shards.items():
         for tensor in header.tensors:
             if tensor.name in tensors:
@@ -106,18 +104,7 @@ def index_bytes(index: dict[str, Any], total_size: int) -> bytes:
     return (json.dumps({**index, "metadata": metadata}, indent=2) + "\n").encode()
 
 
-def _shard_names(index: Any, path: Path) -> list[str]:
-    weight_map = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise UserError("index has no weight_map", where=str(path), fix="Download it again")
-    names = sorted(set(weight_map.values()), key=str)
-    for name in names:
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise UserError(f"weight_map names {name!r}, which is not a file beside it", where=str(path))
-    return names
-
-
-def _check_index(weight_map: dict[str, str], tensors: dict[str, tuple[str, Tensor]], path: Path) -> None:
+def _check_index(weight_map: dict[str, str], tensors: dict[str, tuple[str, TensorInfo]], path: Path) -> None:
     wrong = sorted(name for name, file in weight_map.items() if tensors.get(name, ("",))[0] != file)
     wrong += sorted(set(tensors) - set(weight_map))
     if wrong:

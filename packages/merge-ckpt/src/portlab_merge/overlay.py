@@ -25,12 +25,13 @@ from portlab_merge.arithmetic import (
     rows_per_block,
     update_block,
 )
-from portlab_merge.base_model import INDEX_FILE, index_bytes
+from portlab_merge.base_model import index_bytes
 from portlab_merge.pipeline import BackgroundSha256, in_order
 from portlab_merge.plan import FLOATS, Plan, refuse_overlap
-from portlab_merge.safetensors_file import Header, Tensor, encode_header, lay_out
 from portlab_spec.errors import UserError
 from portlab_spec.files import new_folder, require_free_space, write_bytes, write_json
+from portlab_spec.safetensors_file import INDEX_FILE
+from portlab_spec.safetensors_header import Header, TensorInfo, encode_header, lay_out
 
 Dtype = Literal["keep", "float32", "bfloat16"]
 Progress = Callable[[int], None]  # called with the number of base bytes that are done
@@ -143,7 +144,7 @@ class _MergedFile:
 class _Block:
     """A range of the base's data in one tensor: whole rows if it is updated, else any whole elements."""
 
-    tensor: Tensor
+    tensor: TensorInfo
     target: str
     start: int
     end: int

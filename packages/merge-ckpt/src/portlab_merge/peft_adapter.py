@@ -15,9 +15,9 @@ import numpy as np
 
 from portlab_merge.base_model import BaseModel
 from portlab_merge.plan import Plan, refuse_overlap
-from portlab_merge.safetensors_file import encode_header, lay_out
 from portlab_spec.errors import UserError
 from portlab_spec.files import new_folder, require_free_space, sha256_file, write_json
+from portlab_spec.safetensors_header import encode_header, lay_out
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"

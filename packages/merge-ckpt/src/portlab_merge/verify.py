@@ -12,14 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from portlab_merge.arithmetic import NUMPY_DTYPES
 from portlab_merge.base_model import BaseModel, open_base
 from portlab_merge.overlay import MANIFEST, OUTPUT_DTYPES, config_with_dtype
 from portlab_merge.peft_adapter import CONFIG, WEIGHTS, adapter_config, adapter_tensors
 from portlab_merge.plan import FLOATS, LoraTarget, Plan, RowsTarget
-from portlab_merge.safetensors_file import Header, Tensor, read_header
 from portlab_spec.errors import CheckFailed, UserError
 from portlab_spec.files import read_json, sha256_file
+from portlab_spec.safetensors_header import DTYPES, Header, TensorInfo, read_header
 
 PROBES = 8
 BLOCK_BYTES = 4 << 20
@@ -189,7 +188,7 @@ def _copy_faults(base: BaseModel, merged: BaseModel, name: str) -> Iterator[str]
 
 @dataclass(frozen=True)
 class _Stored:
-    """A tensor on disk, read some rows at a time; a dtype that numpy lacks comes as rows of bytes."""
+    """A tensor on disk, read some rows at a time; a scalar counts as one row."""
 
     path: Path
     offset: int
@@ -197,10 +196,8 @@ class _Stored:
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, path: Path, header: Header, tensor: Tensor) -> "_Stored":
-        known = NUMPY_DTYPES.get(tensor.dtype)
-        dtype, shape = (known, tensor.shape) if known else (np.dtype(np.uint8), (tensor.nbytes,))
-        return cls(path, header.data_start + tensor.start, dtype, shape or (1,))
+    def of(cls, path: Path, header: Header, tensor: TensorInfo) -> "_Stored":
+        return cls(path, header.data_start + tensor.start, DTYPES[tensor.dtype], tensor.shape or (1,))
 
     @classmethod
     def in_model(cls, model: BaseModel, name: str) -> "_Stored":

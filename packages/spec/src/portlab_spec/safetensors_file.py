@@ -1,14 +1,10 @@
-"""Reading and writing safetensors with numpy alone.
+"""Safetensors files as numpy arrays: model folders read lazily, files written block by block.
 
-Format: https://github.com/huggingface/safetensors#format: a little-endian u64 with the header's length, a
-JSON header, then the tensors, which must cover the rest of the file without holes or overlaps. Everything is
-checked when a file is opened, so a truncated download fails before any work is done.
+Own code rather than the library: the library's writer wants all tensors of a file in memory, and release 0.8.0
+writes numpy arrays that are not C-contiguous as garbage (huggingface/safetensors#825).
 """
 
-import json
-import math
 import os
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,119 +12,38 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import ml_dtypes
 import numpy as np
 
 from portlab_spec.errors import UserError
 from portlab_spec.files import read_json
+from portlab_spec.safetensors_header import DTYPES, TensorInfo, encode_header, lay_out, read_header
 
-DTYPES: dict[str, np.dtype] = {
-    "BOOL": np.dtype(np.bool_),
-    "U8": np.dtype(np.uint8),
-    "I8": np.dtype(np.int8),
-    "U16": np.dtype("<u2"),
-    "I16": np.dtype("<i2"),
-    "U32": np.dtype("<u4"),
-    "I32": np.dtype("<i4"),
-    "U64": np.dtype("<u8"),
-    "I64": np.dtype("<i8"),
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "F32": np.dtype("<f4"),
-    "F64": np.dtype("<f8"),
-}
-_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_LENGTH_BYTES = 8
-_MAX_HEADER = 100_000_000  # the reference implementation refuses more
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """What a header says of one tensor; `start` and `end` are byte offsets in the file."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    end: int
-
-
-@dataclass(frozen=True)
-class Header:
-    """A validated header: tensors in file order and the `__metadata__` strings."""
-
-    tensors: dict[str, TensorInfo]
-    metadata: dict[str, str]
-    data_start: int
-
-
-def read_header(path: Path) -> Header:
-    """Read and validate the header of one safetensors file.
-
-    Raises:
-        UserError: missing, truncated or inconsistent file.
-    """
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as stream:
-            prefix = stream.read(_LENGTH_BYTES)
-            length = struct.unpack("<Q", prefix)[0] if len(prefix) == _LENGTH_BYTES else _MAX_HEADER + 1
-            if length > min(_MAX_HEADER, size - _LENGTH_BYTES):
-                raise ValueError("its header passes the end of the file")
-            fields = json.loads(stream.read(length))
-        return _validated(fields, _LENGTH_BYTES + length, size)
-    except FileNotFoundError:
-        raise UserError("safetensors file not found", where=str(path), fix="Check the path") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"not a whole safetensors file ({error})", where=str(path), fix="Download or write it again"
-        ) from None
-
-
-def _validated(fields: dict[str, Any], data_start: int, file_size: int) -> Header:
-    metadata = fields.pop("__metadata__", {})
-    tensors = {}
-    for name, field in fields.items():
-        if field["dtype"] not in DTYPES:
-            raise ValueError(f"{name} has dtype {field['dtype']}, which is not supported")
-        begin, end = field["data_offsets"]
-        shape = tuple(field["shape"])
-        if end - begin != math.prod(shape) * DTYPES[field["dtype"]].itemsize:
-            raise ValueError(f"{name} of shape {list(shape)} does not fill its {end - begin} bytes")
-        tensors[name] = TensorInfo(field["dtype"], shape, data_start + begin, data_start + end)
-
-    tensors = dict(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)))
-    expected = data_start
-    for name, info in tensors.items():
-        if info.start != expected:
-            raise ValueError(f"{name} starts at byte {info.start}, expected {expected}")
-        expected = info.end
-    if expected != file_size:
-        raise ValueError(f"it has {file_size} bytes, its header asks for {expected}")
-    return Header(tensors, metadata, data_start)
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class _MappedFile:
-    """One safetensors file, mapped into memory on first use."""
+    """One safetensors file; its data is mapped into memory on first use."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.header = path, read_header(path)
 
     @cached_property
     def data(self) -> np.ndarray:
-        return np.memmap(self.path, dtype=np.uint8, mode="r")
+        return np.memmap(self.path, dtype=np.uint8, mode="r")[self.header.data_start :]
 
 
 @dataclass(frozen=True)
 class TensorView:
     """A tensor on disk; nothing is read until `numpy()` is used."""
 
-    name: str
     info: TensorInfo
     _file: _MappedFile
+
+    @property
+    def name(self) -> str:
+        return self.info.name
 
     @property
     def path(self) -> Path:
@@ -149,20 +64,37 @@ class TensorView:
         return stored.view(np.ndarray).view(self.dtype).reshape(self.shape)
 
 
+def read_index(path: Path) -> dict[str, Any]:
+    """Read the index of a sharded model; its `weight_map` names only files beside it.
+
+    Raises:
+        UserError: missing, not JSON, or without a valid `weight_map`.
+    """
+    index = read_json(path, "safetensors index")
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UserError("has no weight_map", where=str(path), fix="Download the model again")
+    for name in weight_map.values():
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            what = f"weight_map names {name!r}, which is not a safetensors file beside it"
+            raise UserError(what, where=str(path), fix="Download the model again")
+    return index
+
+
 def model_files(folder: Path) -> list[Path]:
     """The safetensors files of a model folder: `model.safetensors`, or the shards its index names.
 
     Raises:
-        UserError: neither is there, or a shard is missing.
+        UserError: neither is there, the index is broken, or a shard is missing.
     """
     index = folder / INDEX_FILE
     if (folder / SINGLE_FILE).is_file():
         return [folder / SINGLE_FILE]
     if not index.is_file():
         raise UserError(f"holds no {SINGLE_FILE}", where=str(folder), fix="Only safetensors weights are read")
-    paths = [folder / name for name in sorted(set(_weight_map(index).values()))]
+    paths = [folder / name for name in sorted(set(read_index(index)["weight_map"].values()))]
     for path in paths:
-        if path.parent != folder or not path.is_file():
+        if not path.is_file():
             raise UserError(f"shard {path.name} is missing", where=str(folder), fix="Download the model again")
     return paths
 
@@ -176,21 +108,13 @@ def open_tensors(folder: Path) -> Mapping[str, TensorView]:
     views: dict[str, TensorView] = {}
     for path in model_files(folder):
         mapped = _MappedFile(path)
-        views |= {name: TensorView(name, info, mapped) for name, info in mapped.header.tensors.items()}
+        views |= {info.name: TensorView(info, mapped) for info in mapped.header.tensors}
     if not (folder / SINGLE_FILE).is_file():
         index = folder / INDEX_FILE
-        for name, file in _weight_map(index).items():
+        for name, file in read_index(index)["weight_map"].items():
             if name not in views or views[name].path.name != file:
                 raise UserError(f"{name} is not in {file}", where=str(index), fix="Download the model again")
     return views
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    content = read_json(index, "safetensors index")
-    weight_map = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise UserError("has no weight_map", where=str(index), fix="Download the model again")
-    return weight_map
 
 
 class Writer:
@@ -211,24 +135,12 @@ class Writer:
         layout: Mapping[str, tuple[np.dtype, tuple[int, ...]]],
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        fields: dict[str, Any] = {"__metadata__": dict(metadata or {"format": "pt"})}
-        spans: dict[str, tuple[int, int]] = {}
-        end = 0
-        for name, (dtype, shape) in layout.items():
-            start, end = end, end + math.prod(shape) * np.dtype(dtype).itemsize
-            fields[name] = {
-                "dtype": _DTYPE_NAMES[np.dtype(dtype)],
-                "shape": list(shape),
-                "data_offsets": [start, end],
-            }
-            spans[name] = (start, end)
-        header = json.dumps(fields, separators=(",", ":")).encode()
-        header += b" " * (-len(header) % _LENGTH_BYTES)  # keeps the data aligned
+        tensors = lay_out((name, _DTYPE_NAMES[np.dtype(dtype)], shape) for name, (dtype, shape) in layout.items())
+        header = encode_header(tensors, dict(metadata or {"format": "pt"}))
         self.layout, self._stream = layout, path.open("wb")
-        data_start = _LENGTH_BYTES + len(header)
-        self._cursors = {name: data_start + start for name, (start, _) in spans.items()}
-        self._ends = {name: data_start + end for name, (_, end) in spans.items()}
-        self._stream.write(struct.pack("<Q", len(header)) + header)
+        self._cursors = {tensor.name: len(header) + tensor.start for tensor in tensors}
+        self._ends = {tensor.name: len(header) + tensor.end for tensor in tensors}
+        self._stream.write(header)
 
     def write(self, name: str, block: np.ndarray) -> None:
         """Append the next block (in row-major order) of a tensor.

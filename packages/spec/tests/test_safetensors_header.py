@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from portlab_merge.safetensors_file import DTYPE_BYTES, encode_header, lay_out, parse_header, read_header
 from portlab_spec.errors import UserError
+from portlab_spec.safetensors_header import DTYPES, encode_header, lay_out, parse_header, read_header
 
 GOOD = {"x": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
 
@@ -31,9 +31,7 @@ def test_a_file_of_the_library_is_read(tmp_path):
 
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda n: n != "__metadata__")
-layouts = st.dictionaries(
-    names, st.tuples(st.sampled_from(sorted(DTYPE_BYTES)), st.lists(st.integers(0, 5), max_size=3))
-)
+layouts = st.dictionaries(names, st.tuples(st.sampled_from(sorted(DTYPES)), st.lists(st.integers(0, 5), max_size=3)))
 
 
 @given(layouts)
@@ -93,6 +91,8 @@ def test_a_changed_byte_never_crashes(data):
         (GOOD, -1, "describes"),
         ({"x": {**GOOD["x"], "data_offsets": [1, 25]}}, 1, "starts at byte 1"),
         ({"x": GOOD["x"], "y": GOOD["x"]}, 0, "starts at byte 0, expected 24"),
+        ({"x": {"dtype": "F32", "shape": [2, 3]}}, 0, "holds dtype, shape and data_offsets"),
+        ({"x": 1}, 0, "holds dtype, shape and data_offsets"),
         ({"x": {**GOOD["x"], "shape": [2, 4]}}, 0, "does not fill"),
         ({"x": {**GOOD["x"], "shape": [-2, -3]}}, 0, "not a list of sizes"),
         ({"x": {**GOOD["x"], "shape": [True, 6]}}, 0, "not a list of sizes"),
@@ -100,6 +100,7 @@ def test_a_changed_byte_never_crashes(data):
         ({**GOOD, "__metadata__": {"a": 1}}, 0, "map of strings"),
         (b'{"x": 1, "x": 2}', 0, "occurs twice"),
         (b"[" * 100_000, 0, "not JSON"),
+        (rb'{"\ud800": {}}', 0, "not JSON"),
         ([], 0, "not a JSON object"),
     ],
 )
@@ -113,3 +114,16 @@ def test_short_files_are_errors(tmp_path, content):
     (tmp_path / "f").write_bytes(content)
     with pytest.raises(UserError, match="does not fit"):
         read_header(tmp_path / "f")
+
+
+@pytest.mark.parametrize("size", [0, 7, 8, 40, -1])
+def test_a_truncated_file_is_an_error(tmp_path, size):
+    save_file({"x": np.ones((2, 3), np.float32)}, tmp_path / "whole")
+    (tmp_path / "cut").write_bytes((tmp_path / "whole").read_bytes()[:size])
+    with pytest.raises(UserError, match="cut: not a valid safetensors file"):
+        read_header(tmp_path / "cut")
+
+
+def test_a_missing_file_is_an_error(tmp_path):
+    with pytest.raises(UserError, match="not found"):
+        read_header(tmp_path / "none")
