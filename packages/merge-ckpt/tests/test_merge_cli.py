@@ -44,6 +44,23 @@ def test_the_whole_way(run, command, tmp_path):
     assert verified.stdout == "Verified against step 7: every tensor is what it should be.\n"
 
 
+def test_merge_prints_a_line_per_target(run, command, tmp_path):
+    result = command("merge", "--ckpt", run.folder, "--out", tmp_path / "m")
+    changes = json.loads((tmp_path / "m" / "merge_manifest.json").read_text())["tensors"]
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert [line[0] for line in lines] == ["target", *run.tree["lora"], "model.embed_tokens.weight", "Merged"]
+    norms = [changes[f"model.layers.{i}.mlp.up_proj.weight"]["relative_norm"] for i in range(3)]
+    [up] = [line for line in lines if line[0] == "mlp.up_proj"]
+    assert up[1:5] == ["3", "layers", f"{sum(norms) / 3:.2e}", f"{max(norms):.2e}"]
+    assert lines[-2][1:3] == ["3", "rows"]
+
+
+def test_merge_verbose_prints_a_line_per_tensor(run, command, tmp_path):
+    result = command("merge", "--ckpt", run.folder, "--out", tmp_path / "m", "--verbose")
+    changes = json.loads((tmp_path / "m" / "merge_manifest.json").read_text())["tensors"]
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["tensor", *changes, "Merged"]
+
+
 def test_json_is_for_machines(run, command, tmp_path):
     plan = json.loads(command("plan", "--ckpt", run.folder, "--json").stdout)
     assert len(plan["tensors"]) == 21

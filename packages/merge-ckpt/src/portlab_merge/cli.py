@@ -55,6 +55,8 @@ class MergeCommand(_Inputs):
     """Factor on the whole update."""
     threads: int = field(default_factory=lambda: min(4, os.cpu_count() or 1))
     """Workers; the bytes written do not depend on it."""
+    verbose: bool = False
+    """Print a line for every tensor instead of one for every target."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +133,7 @@ def _merge(command: MergeCommand) -> int:
     if command.json:
         _print_json({"out": str(command.out), **manifest})
     else:
-        print_merge(plan, manifest, command.out)
+        print_merge(plan, manifest, command.out, command.verbose)
     return 0
 
 

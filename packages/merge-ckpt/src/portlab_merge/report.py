@@ -1,6 +1,7 @@
 """What the commands print for people, and the same as JSON."""
 
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -39,7 +40,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 def print_plan(plan: Plan) -> None:
     """The plan as a table; |dW| comes from the factors alone."""
-    table = _table("shape", "rank", "scale", "|dW|")
+    table = _table("tensor", "shape", "rank", "scale", "|dW|")
     for t in plan.targets:
         table.add_row(t.tensor, _shape(t.shape), str(t.rank), f"{t.scaling:g}", f"{plan.delta_norm(t):.4g}")
     if plan.rows:
@@ -52,27 +53,15 @@ def print_plan(plan: Plan) -> None:
     )
 
 
-def print_merge(plan: Plan, manifest: dict[str, Any], out: Path) -> None:
-    """What the merge did to each tensor, and a warning if rounding took much of it."""
-    table = _table("rank", "scale", "|dW|", "|dW|/|W|", "changed", "survived")
-    ranks = {t.tensor: (str(t.rank), f"{t.scaling:g}") for t in plan.targets}
-    for name, stats in manifest["tensors"].items():
-        rank, scale = ranks.get(name, ("rows", ""))
-        table.add_row(
-            name,
-            rank,
-            scale,
-            f"{stats['delta_norm']:.4g}",
-            f"{stats['relative_norm']:.2e}",
-            f"{stats['changed']:.1%}",
-            f"{stats['survival']:.1%}",
-        )
-    _print(table)
+def print_merge(plan: Plan, manifest: dict[str, Any], out: Path, verbose: bool = False) -> None:
+    """What the merge did to each target, or with `verbose` to each tensor; a warning if rounding took much of it."""
+    changes = manifest["tensors"]
+    _print(_tensor_table(plan, changes) if verbose else _target_table(plan, changes))
     print(
-        f"Merged step {manifest['checkpoint']['step']} into {out}: {len(manifest['tensors'])} tensors changed, "
-        f"{len(plan.base.tensors) - len(manifest['tensors'])} copied unchanged."
+        f"Merged step {manifest['checkpoint']['step']} into {out}: {len(changes)} tensors changed, "
+        f"{len(plan.base.tensors) - len(changes)} copied unchanged."
     )
-    lost = [name for name, stats in manifest["tensors"].items() if stats["survival"] < 0.5]
+    lost = [name for name, change in changes.items() if change["survival"] < 0.5]
     if lost:
         print(
             f"Rounding to the stored dtype took more than half of the update in {len(lost)} tensors (first "
@@ -80,9 +69,40 @@ def print_merge(plan: Plan, manifest: dict[str, Any], out: Path) -> None:
         )
 
 
-def _table(*columns: str) -> Table:
+def _target_table(plan: Plan, changes: dict[str, dict[str, float]]) -> Table:
+    """One line per target, over its layers: mean and largest relative norm, mean shares."""
+    table = _table("target", "", "mean |dW|/|W|", "max", "changed", "survived")
+    layers: dict[str, list[str]] = {}
+    for target in plan.targets:
+        layers.setdefault(target.leaf, []).append(target.tensor)
+    lines = [(leaf, f"{len(tensors)} layers", tensors) for leaf, tensors in layers.items()]
+    if plan.rows:
+        lines.append((plan.rows.tensor, f"{len(plan.rows.ids)} rows", [plan.rows.tensor]))
+    for name, size, tensors in lines:
+        norms = [changes[tensor]["relative_norm"] for tensor in tensors]
+        shares = [f"{fmean(changes[tensor][key] for tensor in tensors):.1%}" for key in ("changed", "survival")]
+        table.add_row(name, size, f"{fmean(norms):.2e}", f"{max(norms):.2e}", *shares)
+    return table
+
+
+def _tensor_table(plan: Plan, changes: dict[str, dict[str, float]]) -> Table:
+    table = _table("tensor", "rank", "scale", "|dW|", "|dW|/|W|", "changed", "survived")
+    ranks = {t.tensor: (str(t.rank), f"{t.scaling:g}") for t in plan.targets}
+    for name, change in changes.items():
+        table.add_row(
+            name,
+            *ranks.get(name, ("rows", "")),
+            f"{change['delta_norm']:.4g}",
+            f"{change['relative_norm']:.2e}",
+            f"{change['changed']:.1%}",
+            f"{change['survival']:.1%}",
+        )
+    return table
+
+
+def _table(first: str, *columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="")
-    table.add_column("tensor", no_wrap=True)
+    table.add_column(first, no_wrap=True)
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     return table
