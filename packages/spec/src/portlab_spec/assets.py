@@ -216,18 +216,13 @@ def _exclusive(path: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _reporting(progress: Progress | None) -> Iterator[Progress]:
     """The caller's progress function, or a bar on a terminal, or silence."""
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    console = Console(stderr=True)
     if progress is not None:
         yield progress
-    elif not console.is_terminal:
-        yield lambda what, done: None
-    else:
-        with Bar(console=console, transient=True) as bar:
-            task = bar.add_task("", total=1.0)
-            yield lambda what, done: bar.update(task, description=what, completed=done)
+        return
+    from portlab_spec.progress import bar
+
+    with bar("preparing the model", 1.0) as advance:
+        yield lambda what, done: advance(done, what)
 
 
 def _checked(folder: Path) -> Path:
