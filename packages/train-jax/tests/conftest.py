@@ -3,14 +3,17 @@
 import json
 
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
 from portlab_jax.mesh import MeshPlan
 from portlab_jax.weights import load_params
-from portlab_spec.models import GemmaConfig
+from portlab_spec.models import GemmaConfig, param_table
 from portlab_spec.recipe import Mesh
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 VOCAB = 96
 
@@ -83,3 +86,34 @@ def tiny_one(tmp_path_factory):
 @pytest.fixture
 def rng():
     return np.random.default_rng(0)
+
+
+@pytest.fixture(scope="session")
+def tiny_chat_folder(tmp_path_factory):
+    """A tiny random Gemma with the real tokenizer: the whole command line runs on it in seconds."""
+    from portlab_spec.assets import default_model
+
+    folder = tmp_path_factory.mktemp("tiny-chat")
+    real = default_model().path
+    config = json.loads((real / "config.json").read_text()) | {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "query_pre_attn_scalar": 8,
+        "sliding_window": 64,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        (folder / name).write_bytes((real / name).read_bytes())
+    rng = np.random.default_rng(0)
+    layout = {}
+    for param in param_table(GemmaConfig.load(folder)):
+        for i in range(2 if param.per_layer else 1):
+            layout[param.hf.format(i=i)] = param.shape
+    tensors = {name: rng.normal(0, 0.3, shape).astype(ml_dtypes.bfloat16) for name, shape in layout.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder

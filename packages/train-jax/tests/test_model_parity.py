@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+
 from portlab_jax.lora import AdapterOptions, init_adapter
 from portlab_jax.loss import head_logits
 from portlab_jax.model import Rows, hidden_states

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+
 from portlab_jax.lora import AdapterOptions, init_adapter
 from portlab_jax.packing import batch_order, pack_batch, plan_layout
 from portlab_jax.step import batch_loss
@@ -38,9 +39,7 @@ def adapter(tiny):
 def loss_and_grads(tiny, adapter, rows, *, groups=1, share_prefix=True, pack=True, remat=False):
     layout = plan_layout([rows], groups=groups, share_prefix=share_prefix, pack=pack)
     batch = pack_batch(rows, layout, pack=pack)
-    return jax.value_and_grad(batch_loss)(
-        adapter, tiny.params, batch, tiny.config, OPTIONS, layout.chunk, remat=remat
-    )
+    return jax.value_and_grad(batch_loss)(adapter, tiny.params, batch, tiny.config, OPTIONS, layout.chunk, remat=remat)
 
 
 def assert_equal(a, b, tolerance=1e-5):

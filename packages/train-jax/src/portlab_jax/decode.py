@@ -14,6 +14,7 @@ import numpy as np
 
 from portlab_jax.lora import Adapter, AdapterOptions
 from portlab_jax.loss import head_logits
+from portlab_jax.mesh import MeshPlan
 from portlab_jax.model import (
     Attend,
     Params,
@@ -52,8 +53,14 @@ class Decoder:
     """Greedy decoding of a fixed model; one compilation per shape of (prefix, batch, prompt length)."""
 
     def __init__(
-        self, config: GemmaConfig, options: AdapterOptions, stop_ids: Sequence[int], max_new_tokens: int
+        self,
+        config: GemmaConfig,
+        options: AdapterOptions,
+        stop_ids: Sequence[int],
+        max_new_tokens: int,
+        mesh: MeshPlan,
     ) -> None:
+        self._mesh = mesh
         self._prefill_prefix = jax.jit(functools.partial(_prefill_prefix, config=config, options=options))
         self._generate = jax.jit(
             functools.partial(_generate, config=config, options=options, stop_ids=tuple(stop_ids), new=max_new_tokens)
@@ -95,7 +102,8 @@ class Decoder:
                 lengths[row] = len(ids) - p
             # Rows of padding count as done from the start, so that they never prolong the loop.
             padding = np.arange(batch_size) >= len(chunk)
-            generated = np.asarray(self._generate(params, adapter, prefix_kv, tokens, lengths, padding))
+            rows_side = self._mesh.put_rows((tokens, lengths, padding))
+            generated = np.asarray(self._generate(params, adapter, prefix_kv, *rows_side))
             outputs += [self._cut(generated[row].tolist()) for row in range(len(chunk))]
             advance(len(outputs))
         return outputs

@@ -25,7 +25,7 @@ from portlab_jax import charts
 from portlab_jax.checkpoint import Checkpoints
 from portlab_jax.decode import Decoder
 from portlab_jax.evaluate import Answers, evaluate, stop_ids
-from portlab_jax.lora import Adapter, AdapterOptions
+from portlab_jax.lora import Adapter, AdapterOptions, count
 from portlab_jax.mesh import MeshPlan
 from portlab_jax.trainer import Setup, Trained, initial_state, train
 from portlab_jax.weights import load_params
@@ -34,9 +34,9 @@ from portlab_spec.conversation import Conversation
 from portlab_spec.data import load_dataset
 from portlab_spec.data.tokens import Row, tokenize
 from portlab_spec.errors import CheckFailed, UserError
-from portlab_spec.files import read_json, write_json
+from portlab_spec.files import read_json, require_free_space, write_json
 from portlab_spec.formats import FORMATS, Format
-from portlab_spec.models import GemmaConfig
+from portlab_spec.models import GemmaConfig, match_targets, param_table
 from portlab_spec.progress import bar
 from portlab_spec.recipe import Recipe
 from portlab_spec.report import Evaluation, Report, Seconds, peak_rss_bytes, versions
@@ -108,6 +108,7 @@ def run(recipe: Recipe, out: Path | None, say: Say) -> Outcome:
     tokenize(data.held_out, data.fmt, tokenizer, recipe.max_length)
     setup = _set_up(recipe, data.fmt, tokenizer, model)
     folder = run_folder(recipe, out)
+    require_free_space(folder, _disk_needed(setup), "the run")
     prepared = time.perf_counter() - started
     say(f"prepared {model.id} and {len(data.train)} training rows in {prepared:.1f} s -> {folder}")
 
@@ -180,7 +181,7 @@ def _load_data(recipe: Recipe) -> Data:
 
 def _fit(setup: Setup, data: Data, tokenizer: Tokenizer, rows: Sequence[Row], folder: Path, say: Say) -> Fitted:
     recipe = setup.recipe
-    decoder = Decoder(setup.config, setup.options, stop_ids(data.fmt, tokenizer), recipe.max_new_tokens)
+    decoder = Decoder(setup.config, setup.options, stop_ids(data.fmt, tokenizer), recipe.max_new_tokens, setup.mesh)
 
     def scored(name: str, adapter: Adapter) -> Stage:
         def compute() -> Answers:
@@ -253,6 +254,7 @@ def _merge_ckpt(arguments: Sequence[str]) -> None:
 
 def _set_up(recipe: Recipe, fmt: Format, tokenizer: Tokenizer, model: ModelFolder) -> Setup:
     config = GemmaConfig.load(model.path)
+    match_targets(param_table(config), recipe.lora.targets)  # a bad target is found before the weights are read
     token_ids: tuple[int, ...] = ()
     if recipe.lora.train_control_rows:
         token_ids = tuple(sorted(tokenizer.token_id(token) for token in fmt.added_tokens))
@@ -262,6 +264,13 @@ def _set_up(recipe: Recipe, fmt: Format, tokenizer: Tokenizer, model: ModelFolde
     wide = recipe.dtype == "float32" or (recipe.dtype == "auto" and not accelerated)
     params = load_params(model.path, config, jnp.dtype(jnp.float32 if wide else jnp.bfloat16), mesh)
     return Setup(recipe, model, config, params, mesh, options)
+
+
+def _disk_needed(setup: Setup) -> int:
+    """Bytes of a run: the merged model, and at most three checkpoints of adapter and two optimiser moments."""
+    merged = sum(file.stat().st_size for file in setup.model.path.iterdir() if file.is_file())
+    adapter = 4 * count(initial_state(setup).adapter)
+    return merged + (3 * 3 + 1) * adapter
 
 
 def _cached(path: Path, compute: Callable[[], Answers]) -> tuple[Stage, bool]:

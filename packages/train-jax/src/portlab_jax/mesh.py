@@ -77,7 +77,6 @@ class MeshPlan:
         """Place every leaf of a tree on all devices."""
         return jax.device_put(tree, NamedSharding(self.mesh, PartitionSpec()))
 
-    def put_batch(self, tree: Any) -> Any:
-        """Place a batch: the leading axis of every leaf is the group."""
-        spec = PartitionSpec(RULES["group"])
-        return jax.device_put(tree, NamedSharding(self.mesh, spec))
+    def put_rows(self, tree: Any) -> Any:
+        """Place arrays whose leading axis is a group of a batch, or rows that the groups share out."""
+        return jax.tree.map(lambda leaf: self.put(leaf, ("group", *(None,) * (leaf.ndim - 1)), "batch"), tree)

@@ -108,7 +108,7 @@ def hidden_states(
                 shared = (k[:p], v[:p], kind.cross_mask)
                 own = (in_rows(k[p:]), in_rows(v[p:]), kind.self_mask)
                 parts.append(attend_rows(in_rows(q[p:]), shared, own, scale).reshape(r * t, *q.shape[1:]))
-            return jnp.concatenate(parts), (k, v) if with_cache else None
+            return jnp.concatenate([*parts, q[:0]]), (k, v) if with_cache else None
 
         return attend
 

@@ -97,7 +97,7 @@ def train(setup: Setup, rows: Sequence[Row], checkpoints: Checkpoints) -> Traine
     )
     with bar("train", recipe.steps) as advance:
         for number in range(int(state.step), recipe.steps):
-            batch = setup.mesh.put_batch(pack_batch(batches[number], layout))
+            batch = setup.mesh.put_rows(pack_batch(batches[number], layout))
             state, metrics = step(state, setup.params, batch)
             loss = float(metrics.loss)
             if not np.isfinite(loss):

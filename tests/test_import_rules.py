@@ -1,0 +1,70 @@
+"""Who may import whom: spec nobody, everyone else only spec. And what must stay light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = {p.name: p.parent.parent for p in ROOT.glob("packages/*/src/portlab_*")}
+HEAVY = ("jax", "torch", "transformers", "orbax", "flax")
+
+
+def imported(folder: Path) -> set[str]:
+    names = set()
+    for file in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names.add((node.module or "").partition(".")[0])
+    return names
+
+
+def test_the_packages_are_found():
+    assert {"portlab_spec", "portlab_jax", "portlab_merge"} <= set(PACKAGES)
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+def test_packages_meet_only_in_spec(package):
+    others = set(PACKAGES) - {package, "portlab_spec"}
+    if package == "portlab_spec":
+        others = set(PACKAGES) - {package}
+    assert not imported(PACKAGES[package] / "src") & others
+
+
+@pytest.mark.parametrize("package", ["portlab_spec", "portlab_merge"])
+def test_no_framework_in_the_light_packages(package):
+    assert not imported(PACKAGES[package] / "src") & set(HEAVY)
+
+
+def loaded_after(statement: str) -> set[str]:
+    code = f"{statement}\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return {name.partition(".")[0] for name in done.stdout.split()}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import portlab_spec, portlab_spec.recipe, portlab_spec.data, portlab_spec.formats, portlab_spec.metrics",
+        "import portlab_spec.assets, portlab_spec.tokenizer, portlab_spec.models, portlab_spec.report",
+        "import portlab_merge.cli, portlab_merge.overlay, portlab_merge.verify, portlab_merge.peft_adapter",
+        "import portlab_jax.cli",
+    ],
+)
+def test_nothing_heavy_is_loaded(statement):
+    assert not loaded_after(statement) & set(HEAVY)
+
+
+def test_every_package_says_what_it_is_for():
+    for folder in PACKAGES.values():
+        assert len((folder / "README.md").read_text()) > 300, folder
+        assert (folder / "tests").is_dir()
+
+
+def test_files_stay_readable():
+    long = {f: n for f in ROOT.glob("packages/*/src/**/*.py") if (n := len(f.read_text().splitlines())) > 500}
+    assert not long

@@ -1,0 +1,87 @@
+"""The README's commands exist and do what it says, as far as that takes seconds; the rest is what CI itself runs."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("packages/*/README.md"))]
+SESSIONS = set(re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text(), re.MULTILINE))
+
+
+def commands(document: Path) -> list[str]:
+    blocks = re.findall(r"```(?:bash|sh|console)\n(.*?)```", document.read_text(), re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [line.removeprefix("$ ").split("  #")[0].strip() for line in lines if line.strip()]
+
+
+def test_the_two_commands_stand_in_the_readme():
+    text = (ROOT / "README.md").read_text()
+    assert "python3 -m pip install nox uv && python3 -m nox -s train_jax" in text
+    assert "python3 -m pip install nox uv && python3 -m nox -s tests" in text
+
+
+def test_ci_runs_the_readmes_test_command():
+    assert "python3 -m pip install nox uv && python3 -m nox -s tests" in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.mark.parametrize("document", DOCS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_nox_session_named_in_the_docs_exists(document):
+    named = set(re.findall(r"nox -s (\w+)", document.read_text()))
+    assert named <= SESSIONS
+
+
+@pytest.mark.parametrize("document", DOCS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_option_named_in_the_docs_exists(document):
+    """Options in shell blocks are accepted by the command they are given to."""
+    for line in commands(document):
+        for program, module in (("train-jax", "portlab_jax"), ("merge-ckpt", "portlab_merge")):
+            words = shlex.split(line)
+            if words[:1] == [program] or (
+                program == "train-jax" and words[:5] == ["python3", "-m", "nox", "-s", "train_jax"]
+            ):
+                if program == "merge-ckpt" and len(words) > 1 and not words[1].startswith("-"):
+                    page = help_of(module, words[1])
+                else:
+                    page = help_of(module)
+                for option in (w.partition("=")[0] for w in words if w.startswith("--") and len(w) > 2):
+                    assert option in page or option == "--debug", f"{line}: {option}"
+
+
+def help_of(module: str, *words: str) -> str:
+    done = subprocess.run([sys.executable, "-m", module, *words, "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("document", DOCS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_between_documents_lead_somewhere(document):
+    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", document.read_text()):
+        if not target.startswith(("http://", "https://")):
+            assert (document.parent / target).exists(), target
+
+
+def test_every_recipe_key_is_documented():
+    from portlab_spec.recipe import field_names
+
+    text = (ROOT / "docs" / "recipes.md").read_text()
+    assert not [name for name in field_names() if f"`{name}`" not in text]
+
+
+def test_figures_in_the_docs_come_from_committed_results():
+    """The tables of docs/results.md hold the numbers of bench/results, to the shown precision."""
+    import json
+
+    text = (ROOT / "docs" / "results.md").read_text()
+    step = json.loads((ROOT / "bench/results/bench_step.json").read_text())
+    for name, ratio in step["ratios"].items():
+        assert f"{ratio:.1f}x" in text, name
+    seeds = json.loads((ROOT / "bench/results/seeds.json").read_text())
+    assert f"{seeds['mean_after']['call_exact']:.1%}" in text
+    for report in seeds["reports"]:
+        metric = report["after"]["metrics"]["call_exact"]
+        assert f"{metric['hits']}/{metric['count']}" in text
