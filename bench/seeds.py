@@ -3,7 +3,7 @@
     nox -s seeds                          seeds 0, 1, 2; writes bench/results/seeds.json
 
 Every seed is a whole run of `train-jax` with the shipped recipe, scored on the test split. Nothing was chosen on that
-split: recipe choices were made on the validation split (`--eval-split validation`).
+split: recipe choices were made on the validation split (`--train-splits train --eval-split validation`).
 """
 
 import argparse

@@ -68,6 +68,11 @@ def test_impossible_combination(refused, tmp_path):
     assert "optimizer.warmup_steps (9) must be below steps (5)" in line
 
 
+def test_scoring_a_split_that_is_trained_on(refused):
+    line = refused("--eval-split", "validation")
+    assert "is trained on: set train_splits to train alone" in line
+
+
 def test_recipe_that_is_not_yaml(refused, tmp_path):
     assert "not YAML" in refused("--recipe", recipe(tmp_path, "a: [1\n"))
     assert "mapping" in refused("--recipe", recipe(tmp_path, "- 1\n"))

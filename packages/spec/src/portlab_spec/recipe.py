@@ -49,13 +49,13 @@ class Optimizer(Section):
     """AdamW with warm-up and linear or cosine decay."""
 
     learning_rate: float = Field(8e-4, gt=0, description="peak learning rate")
-    warmup_steps: int = Field(2, ge=0)
-    schedule: Literal["constant", "linear", "cosine"] = "linear"
+    warmup_steps: int = Field(2, ge=0, description="steps of linear warm-up")
+    schedule: Literal["constant", "linear", "cosine"] = Field("linear", description="decay after the warm-up")
     final_fraction: float = Field(0.05, ge=0, le=1, description="last learning rate as a share of the peak")
-    b1: float = Field(0.9, ge=0, lt=1)
-    b2: float = Field(0.99, ge=0, lt=1)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
+    b1: float = Field(0.9, ge=0, lt=1, description="AdamW, decay of the first moment")
+    b2: float = Field(0.99, ge=0, lt=1, description="AdamW, decay of the second moment")
+    eps: float = Field(1e-8, gt=0, description="AdamW, added to the root of the second moment")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW, decoupled decay of the adapter")
     clip_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this global norm")
 
 
@@ -70,11 +70,11 @@ class Mesh(Section):
 class Recipe(Section):
     """One run: model, data, format, adapter, optimiser, batch."""
 
-    name: str = "custom"
+    name: str = Field("custom", description="names the default run folder")
     model: str = Field("default", description="'default', a local folder, or a Hugging Face id")
     revision: str | None = Field(None, description="Hugging Face revision of the model")
     data: str = Field("fitness-213", description="a built-in data set or a JSONL file")
-    format: Literal["functiongemma"] = "functiongemma"
+    format: Literal["functiongemma"] = Field("functiongemma", description="wire format of prompts and calls")
     lora: Lora = Lora()
     optimizer: Optimizer = Optimizer()
     mesh: Mesh = Mesh()
@@ -82,10 +82,13 @@ class Recipe(Section):
     steps: int = Field(30, ge=1, description="optimiser steps")
     batch_size: int = Field(32, ge=1, description="examples per step over all devices")
     max_length: int = Field(1024, ge=8, description="longest row in tokens; a row that needs more is an error")
+    train_splits: tuple[Literal["train", "validation"], ...] = Field(
+        ("train",), min_length=1, description="splits to train on; add validation once every choice is made"
+    )
     eval_split: Literal["validation", "test"] = Field("test", description="held-out split to score before and after")
     max_new_tokens: int = Field(48, ge=1, description="longest generated answer in evaluation")
     save_every: int = Field(10, ge=1, description="steps between checkpoints")
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, description="initialisation and row order")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="compute type of the frozen base; auto is float32 on CPU, bfloat16 elsewhere"
     )
@@ -96,6 +99,8 @@ class Recipe(Section):
             raise ValueError(
                 f"optimizer.warmup_steps ({self.optimizer.warmup_steps}) must be below steps ({self.steps})"
             )
+        if self.eval_split in self.train_splits:
+            raise ValueError(f"eval_split {self.eval_split!r} is trained on: set train_splits to train alone")
         return self
 
 
@@ -131,7 +136,7 @@ def load_recipe(name_or_path: str, overrides: dict[str, Any] | None = None) -> R
     try:
         return Recipe.model_validate(raw)
     except ValidationError as error:
-        raise UserError(_explain(error), where=where, fix="See docs/recipes.md for every key") from None
+        raise invalid(error, where) from None
 
 
 def _find(name_or_path: str) -> tuple[str, str]:
@@ -147,7 +152,7 @@ def _find(name_or_path: str) -> tuple[str, str]:
     )
 
 
-def _explain(error: ValidationError) -> str:
+def invalid(error: ValidationError, where: str) -> UserError:
     """All faults of a recipe in one line, unknown keys with a suggestion."""
     lines = []
     for fault in error.errors():
@@ -158,7 +163,7 @@ def _explain(error: ValidationError) -> str:
         else:
             message = fault["msg"].removeprefix("Value error, ")
             lines.append(f"{key}: {message}, got {fault['input']!r}" if key else message)
-    return "; ".join(lines)
+    return UserError("; ".join(lines), where=where, fix="See docs/recipes.md for every key")
 
 
 def field_names(section: type[BaseModel] = Recipe, prefix: str = "") -> list[str]:

@@ -2,13 +2,14 @@
 
     <run>/checkpoints/<step>/adapter    the adapter's leaves, read by merge-ckpt
                             /state      optimiser state, step, PRNG key
-                            /log        the loss curve up to this step
+                            /log        loss curve and seconds up to this step
                             /_CHECKPOINT_METADATA   `custom_metadata` holds the contract below
 
 Orbax writes asynchronously into a temporary folder and renames it: a killed run leaves whole checkpoints only.
 The base model is never stored, only named and hashed.
 """
 
+import dataclasses
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,19 @@ from portlab_spec.report import versions
 from portlab_spec.safetensors_file import model_files
 
 FORMAT = "portlab-lora/1"
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainLog:
+    """What a run has seen so far.
+
+    Attributes:
+        losses: of every step from the first.
+        seconds: spent on these steps, over all the processes that took part.
+    """
+
+    losses: list[float]
+    seconds: float
 
 
 class Checkpoints:
@@ -49,20 +63,20 @@ class Checkpoints:
         """Step of the newest complete checkpoint."""
         return self._manager.latest_step()
 
-    def save(self, state: TrainState, losses: list[float], metadata: dict[str, Any]) -> None:
+    def save(self, state: TrainState, log: TrainLog, metadata: dict[str, Any]) -> None:
         """Save a step; the write itself goes on in the background."""
         self._manager.save(
             int(state.step),
             args=ocp.args.Composite(
                 adapter=ocp.args.StandardSave(state.adapter),
                 state=ocp.args.StandardSave({"opt": state.opt, "step": state.step, "key": state.key}),
-                log=ocp.args.JsonSave({"loss": losses}),
+                log=ocp.args.JsonSave({"loss": log.losses, "seconds": log.seconds}),
             ),
             custom_metadata=metadata,
         )
 
-    def restore(self, step: int, like: TrainState) -> tuple[TrainState, list[float]]:
-        """The state and loss curve at a step, placed as `like` is."""
+    def restore(self, step: int, like: TrainState) -> tuple[TrainState, TrainLog]:
+        """The state and log at a step, placed as `like` is."""
         target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         restored = self._manager.restore(
             step,
@@ -74,7 +88,7 @@ class Checkpoints:
         )
         rest = restored.state
         state = TrainState(restored.adapter, rest["opt"], rest["step"], rest["key"])
-        return state, list(restored.log["loss"])
+        return state, TrainLog(list(restored.log["loss"]), restored.log["seconds"])
 
 
 def run_metadata(recipe: Recipe, model: ModelFolder, config: GemmaConfig, token_ids: tuple[int, ...]) -> dict[str, Any]:

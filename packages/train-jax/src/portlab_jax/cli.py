@@ -1,13 +1,15 @@
 """`train-jax`: the main job on the command line."""
 
 import dataclasses
+import inspect
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import tyro
+from pydantic import ValidationError
 
 from portlab_spec import cli
-from portlab_spec.recipe import Recipe, load_recipe, shipped_recipes
+from portlab_spec.recipe import Recipe, invalid, load_recipe, shipped_recipes
 
 DEFAULT_RECIPE = "functiongemma-fitness"
 
@@ -37,13 +39,11 @@ def parse(args: list[str]) -> Arguments:
         elif arg.startswith("--recipe="):
             name = arg.partition("=")[2]
     default = Arguments(settings=load_recipe(name), recipe=name)
-    return tyro.cli(
-        Arguments,
-        args=args,
-        default=default,
-        prog="train-jax",
-        description=f"{Arguments.__doc__}\n\nShipped recipes: {', '.join(shipped_recipes())}.",
-    )
+    description = f"{inspect.cleandoc(Arguments.__doc__ or '')}\n\nShipped recipes: {', '.join(shipped_recipes())}."
+    try:
+        return tyro.cli(Arguments, args=args, default=default, prog="train-jax", description=description)
+    except ValidationError as error:
+        raise invalid(error, "command line") from None
 
 
 def main(args: list[str]) -> int:

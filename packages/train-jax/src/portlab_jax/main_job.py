@@ -127,11 +127,11 @@ def run(recipe: Recipe, out: Path | None, say: Say) -> Outcome:
         when=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         before=fitted.before.answers.evaluation,
         after=fitted.after.answers.evaluation,
-        loss=tuple(fitted.trained.losses),
+        loss=tuple(fitted.trained.log.losses),
         seconds=Seconds(
             prepare=prepared,
             before=fitted.before.seconds,
-            train=fitted.train_seconds,
+            train=fitted.trained.log.seconds,
             after=fitted.after.seconds,
             export=time.perf_counter() - export_started,
         ),
@@ -165,7 +165,6 @@ class Fitted:
 
     before: Stage
     trained: Trained
-    train_seconds: float
     after: Stage
 
 
@@ -176,7 +175,7 @@ def _load_data(recipe: Recipe) -> Data:
         raise UserError(
             f"the data set has no {recipe.eval_split} rows to score", where=recipe.data, fix='Give some rows a "split"'
         )
-    return Data(FORMATS[recipe.format], [c for c in conversations if c.split == "train"], held_out)
+    return Data(FORMATS[recipe.format], [c for c in conversations if c.split in recipe.train_splits], held_out)
 
 
 def _fit(setup: Setup, data: Data, tokenizer: Tokenizer, rows: Sequence[Row], folder: Path, say: Say) -> Fitted:
@@ -206,10 +205,9 @@ def _fit(setup: Setup, data: Data, tokenizer: Tokenizer, rows: Sequence[Row], fo
     before = scored("before", initial_state(setup).adapter)
     with Checkpoints(folder / "checkpoints") as checkpoints:
         trained = train(setup, rows, checkpoints)
-    seconds = _training_seconds(folder, trained)
     say(_training_line(recipe, trained))
-    charts.loss_curve(folder / "loss.png", trained.losses, f"{recipe.name}: {recipe.model}")
-    return Fitted(before, trained, seconds, scored("after", trained.adapter))
+    charts.loss_curve(folder / "loss.png", trained.log.losses, f"{recipe.name}: {recipe.model}")
+    return Fitted(before, trained, scored("after", trained.adapter))
 
 
 def device() -> dict[str, Any]:
@@ -286,25 +284,15 @@ def _cached(path: Path, compute: Callable[[], Answers]) -> tuple[Stage, bool]:
     return Stage(answers, seconds), False
 
 
-def _training_seconds(folder: Path, trained: Trained) -> float:
-    """Seconds of training over all the processes that took part in it."""
-    path = folder / "train.json"
-    earlier = read_json(path)["seconds"] if path.exists() else 0.0
-    total = earlier + trained.seconds if trained.resumed_at != len(trained.losses) else earlier
-    write_json(path, {"seconds": total, "steps": len(trained.losses)})
-    return float(total)
-
-
 def _training_line(recipe: Recipe, trained: Trained) -> str:
-    steps = len(trained.losses)
-    if trained.resumed_at == steps:
-        return f"trained {steps} steps (cached), loss {trained.losses[-1]:.4f}"
-    fresh = steps - (trained.resumed_at or 0)
-    rate = fresh * recipe.batch_size / trained.seconds
-    start = f" from step {trained.resumed_at}" if trained.resumed_at else ""
+    losses, fresh = trained.log.losses, trained.fresh_steps
+    if not fresh:
+        return f"trained {len(losses)} steps in {trained.log.seconds:.1f} s, loss {losses[-1]:.4f} (cached)"
+    rate = fresh * recipe.batch_size / trained.fresh_seconds
+    start = f" from step {len(losses) - fresh}" if fresh < len(losses) else ""
     return (
-        f"trained {fresh} steps{start} in {trained.seconds:.1f} s, {rate:.1f} examples/s with compilation, "
-        f"loss {trained.losses[0]:.3f} -> {trained.losses[-1]:.4f}"
+        f"trained {fresh} steps{start} in {trained.fresh_seconds:.1f} s, {rate:.1f} examples/s with compilation, "
+        f"loss {losses[0]:.3f} -> {losses[-1]:.4f}"
     )
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from portlab_jax.checkpoint import Checkpoints, leaf_digests, run_metadata
+from portlab_jax.checkpoint import Checkpoints, TrainLog, leaf_digests, run_metadata
 from portlab_jax.lora import Adapter, AdapterOptions, init_adapter
 from portlab_jax.loss import head_logits
 from portlab_jax.mesh import MeshPlan
@@ -44,19 +44,19 @@ class Trained:
 
     Attributes:
         adapter: final leaves.
-        losses: mean loss of each step from the first, resumed ones included.
-        seconds: time spent in this process.
+        log: losses and seconds of the whole run, resumed steps included.
+        fresh_steps: steps taken in this process.
+        fresh_seconds: and what they took, compilation and saving included.
         layout: the static shape of the batches.
         supervised_tokens: over the whole run.
-        resumed_at: step of the checkpoint that the run went on from, None for a fresh one.
     """
 
     adapter: Adapter
-    losses: list[float]
-    seconds: float
+    log: TrainLog
+    fresh_steps: int
+    fresh_seconds: float
     layout: Layout
     supervised_tokens: int
-    resumed_at: int | None
 
 
 def initial_state(setup: Setup) -> TrainState:
@@ -85,10 +85,11 @@ def train(setup: Setup, rows: Sequence[Row], checkpoints: Checkpoints) -> Traine
     batches = list(batch_order(rows, recipe.batch_size, recipe.steps, recipe.seed))
     layout = plan_layout(batches, groups=setup.mesh.groups)
     state = initial_state(setup)
-    losses: list[float] = []
-    resumed_at = checkpoints.latest
-    if resumed_at is not None:
-        state, losses = checkpoints.restore(resumed_at, state)
+    log = TrainLog([], 0.0)
+    if (latest := checkpoints.latest) is not None:
+        state, log = checkpoints.restore(latest, state)
+    losses, earlier = list(log.losses), log.seconds
+    first = int(state.step)
     started = time.perf_counter()
     metadata = run_metadata(recipe, setup.model, setup.config, setup.options.token_ids)
     step = jax.jit(
@@ -96,7 +97,7 @@ def train(setup: Setup, rows: Sequence[Row], checkpoints: Checkpoints) -> Traine
         donate_argnums=0,
     )
     with bar("train", recipe.steps) as advance:
-        for number in range(int(state.step), recipe.steps):
+        for number in range(first, recipe.steps):
             batch = setup.mesh.put_rows(pack_batch(batches[number], layout))
             state, metrics = step(state, setup.params, batch)
             loss = float(metrics.loss)
@@ -113,14 +114,15 @@ def train(setup: Setup, rows: Sequence[Row], checkpoints: Checkpoints) -> Traine
                     "leaf_sha256": leaf_digests(state.adapter),
                     "probe": probe(setup, state.adapter, batches[0][0]),
                 }
-                checkpoints.save(state, losses, metadata | extra)
+                log = TrainLog(list(losses), earlier + time.perf_counter() - started)
+                checkpoints.save(state, log, metadata | extra)
     return Trained(
         state.adapter,
-        losses,
+        log,
+        recipe.steps - first,
         time.perf_counter() - started,
         layout,
         sum(sum(row.loss) for batch in batches for row in batch),
-        resumed_at,
     )
 
 
