@@ -52,16 +52,15 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def new_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
+def new_folder(path: Path) -> Iterator[Path]:
     """Yield a staging sibling that becomes `path` on success and vanishes on any failure.
 
-    Stale stagings of killed runs (same name, dead process) are removed first. With `replace` an existing
-    folder is swapped out only after the new one is complete and synced.
+    Stale stagings of killed runs (same name, dead process) are removed first.
 
     Raises:
-        UserError: `path` exists and `replace` is false.
+        UserError: `path` exists.
     """
-    if path.exists() and not replace:
+    if path.exists():
         raise UserError("already exists", where=str(path), fix="Choose another --out, or remove it")
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_stale(path)
@@ -74,13 +73,7 @@ def new_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
                 with file.open("rb") as stream:
                     os.fsync(stream.fileno())
         sync_folder(staging)
-        if path.exists():
-            old = path.parent / f".{path.name}.old-{os.getpid()}"
-            os.rename(path, old)
-            os.rename(staging, path)
-            shutil.rmtree(old)
-        else:
-            os.rename(staging, path)
+        os.rename(staging, path)
         sync_folder(path.parent)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
@@ -139,8 +132,18 @@ def require_free_space(
 def _remove_stale(path: Path) -> None:
     for sibling in path.parent.glob(f".{path.name}.partial-*"):
         pid = sibling.name.rpartition("-")[2]
-        if not (pid.isdigit() and Path(f"/proc/{pid}").exists() and int(pid) != os.getpid()):
+        if not (pid.isdigit() and int(pid) != os.getpid() and _is_running(int(pid))):
             shutil.rmtree(sibling, ignore_errors=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)  # signal 0 only asks
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _umask() -> int:
