@@ -7,9 +7,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
+
+from portlab_jax import cli as train_cli
+from portlab_jax import main_job
+from portlab_spec import cli, files
 
 STEPS = 8
 
@@ -139,14 +145,44 @@ def test_ctrl_c_is_one_line_and_leaves_nothing_half_written(tiny_chat_folder, tm
     assert not [p for p in out.rglob("*") if "tmp" in p.name or "partial" in p.name]
 
 
-def test_a_full_disk_is_one_line(tiny_chat_folder, tmp_path, monkeypatch, capsys):
-    from portlab_jax import cli as train_cli
-    from portlab_spec import cli, files
+@pytest.fixture
+def refused(tiny_chat_folder, tmp_path, capsys):
+    """Run train-jax in this process and return its one line of complaint."""
 
-    monkeypatch.setattr(files.shutil, "disk_usage", lambda folder: os.statvfs_result and type("U", (), {"free": 1000}))
-    with pytest.raises(SystemExit) as end:
-        cli.run("train-jax", train_cli.main, ["--model", str(tiny_chat_folder), "--out", str(tmp_path / "run")])
-    assert end.value.code == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "GB free" in error
+    def call():
+        arguments = command(tiny_chat_folder, tmp_path / "run")[3:]
+        with pytest.raises(SystemExit) as end:
+            cli.run("train-jax", train_cli.main, arguments)
+        error = capsys.readouterr().err
+        assert end.value.code == 2, error
+        assert error.count("\n") == 1
+        return error
+
+    return call
+
+
+def test_a_disk_too_small_is_refused_before_anything_is_written(refused, tmp_path, monkeypatch):
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
+    assert "GB free" in refused()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_disk_that_fills_up_while_saving_is_one_line(refused, tmp_path, monkeypatch):
+    """Orbax reports it as a ValueError, from a later call than the one that failed."""
+    closed = ocp.CheckpointManager.close
+
+    def fail(manager):
+        closed(manager)
+        (tmp_path / "run/checkpoints/9.orbax-checkpoint-tmp").mkdir()
+        raise ValueError("RESOURCE_EXHAUSTED: Error writing local file: No space left on device")
+
+    monkeypatch.setattr(ocp.CheckpointManager, "close", fail)
+    assert "the disk is full, the checkpoint could not be written" in refused()
+    assert not list((tmp_path / "run/checkpoints").glob("*tmp*"))
+
+
+def test_a_failed_export_is_one_line_with_its_own_exit_code(refused, tmp_path, monkeypatch):
+    told = subprocess.CompletedProcess([], 2, "", "merge-ckpt: error: out: the disk is full. Free some space\n")
+    monkeypatch.setattr(main_job.subprocess, "run", lambda *_, **__: told)
+    assert refused() == "train-jax: error: merge-ckpt merge: out: the disk is full. Free some space\n"
+    assert not (tmp_path / "run" / "merged").exists()

@@ -14,6 +14,8 @@ from portlab_spec.safetensors_header import Header, TensorInfo, read_header
 # A text model inside a multimodal one carries one of these on disk: the plain text class, multimodal Gemma 3
 # as published, multimodal Gemma 3 as transformers >= 5 saves it and Gemma 4.
 PREFIXES = ("model.", "language_model.model.", "model.language_model.")
+# Files that describe the very bytes beside them: an index, a manifest of ours, that of the prepared default model.
+DESCRIPTIONS = (".index.json", "merge_manifest.json", "portlab.json")
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
 
 
@@ -45,7 +47,7 @@ class BaseModel:
             if path.is_file()
             and not any(part.startswith(".") for part in path.relative_to(self.folder).parts)
             and path.suffix not in WEIGHT_SUFFIXES
-            and not path.name.endswith((".index.json", "merge_manifest.json"))
+            and not path.name.endswith(DESCRIPTIONS)
         )
 
     def resolve(self, module: str) -> str:

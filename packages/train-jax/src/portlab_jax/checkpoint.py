@@ -9,8 +9,11 @@ Orbax writes asynchronously into a temporary folder and renames it: a killed run
 The base model is never stored, only named and hashed.
 """
 
+import contextlib
 import dataclasses
 import hashlib
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ import orbax.checkpoint as ocp
 from portlab_jax.lora import Adapter
 from portlab_jax.step import TrainState
 from portlab_spec.assets import ModelFolder
+from portlab_spec.errors import UserError
 from portlab_spec.files import sha256_file
 from portlab_spec.models import GemmaConfig, config_sha256, match_targets, param_table
 from portlab_spec.recipe import Recipe
@@ -48,15 +52,20 @@ class Checkpoints:
 
     def __init__(self, folder: Path, *, keep: int = 2) -> None:
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
-        self._manager = ocp.CheckpointManager(
-            folder.absolute(), options=options, item_names=("adapter", "state", "log")
-        )
+        self._folder = folder.absolute()
+        self._manager = ocp.CheckpointManager(self._folder, options=options, item_names=("adapter", "state", "log"))
 
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._manager.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            with _one_line(self._folder):
+                self._manager.close()
+        finally:
+            # Of a save that failed or was interrupted; a complete one has been renamed by now.
+            for partial in self._folder.glob("*.orbax-checkpoint-tmp"):
+                shutil.rmtree(partial, ignore_errors=True)
 
     @property
     def latest(self) -> int | None:
@@ -65,15 +74,16 @@ class Checkpoints:
 
     def save(self, state: TrainState, log: TrainLog, metadata: dict[str, Any]) -> None:
         """Save a step; the write itself goes on in the background."""
-        self._manager.save(
-            int(state.step),
-            args=ocp.args.Composite(
-                adapter=ocp.args.StandardSave(state.adapter),
-                state=ocp.args.StandardSave({"opt": state.opt, "step": state.step, "key": state.key}),
-                log=ocp.args.JsonSave({"loss": log.losses, "seconds": log.seconds}),
-            ),
-            custom_metadata=metadata,
-        )
+        with _one_line(self._folder):
+            self._manager.save(
+                int(state.step),
+                args=ocp.args.Composite(
+                    adapter=ocp.args.StandardSave(state.adapter),
+                    state=ocp.args.StandardSave({"opt": state.opt, "step": state.step, "key": state.key}),
+                    log=ocp.args.JsonSave({"loss": log.losses, "seconds": log.seconds}),
+                ),
+                custom_metadata=metadata,
+            )
 
     def restore(self, step: int, like: TrainState) -> tuple[TrainState, TrainLog]:
         """The state and log at a step, placed as `like` is."""
@@ -89,6 +99,21 @@ class Checkpoints:
         rest = restored.state
         state = TrainState(restored.adapter, rest["opt"], rest["step"], rest["key"])
         return state, TrainLog(list(restored.log["loss"]), restored.log["seconds"])
+
+
+@contextlib.contextmanager
+def _one_line(folder: Path) -> Iterator[None]:
+    """Turn Orbax's report of a full disk, a ValueError of TensorStore raised by a later call, into a user's error."""
+    try:
+        yield
+    except ValueError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error) and "No space left" not in str(error):
+            raise
+        raise UserError(
+            "the disk is full, the checkpoint could not be written",
+            where=str(folder),
+            fix="Free some space and run the same command again: it goes on from the last complete checkpoint",
+        ) from error
 
 
 def run_metadata(recipe: Recipe, model: ModelFolder, config: GemmaConfig, token_ids: tuple[int, ...]) -> dict[str, Any]:

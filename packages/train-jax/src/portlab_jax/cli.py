@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import logging
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -49,6 +50,9 @@ def parse(args: list[str]) -> Arguments:
 def main(args: list[str]) -> int:
     """Run the main job and print its outcome."""
     arguments = parse(args)
+    if not logging.getLogger().isEnabledFor(logging.DEBUG):
+        # Orbax logs the traceback of a failed save from its own thread; the user gets our one line instead.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
     # JAX is imported only now, so that --help and bad usage answer at once.
     from portlab_jax import display, main_job
 

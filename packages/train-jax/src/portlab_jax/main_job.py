@@ -44,6 +44,8 @@ from portlab_spec.tokenizer import Tokenizer
 
 Say = Callable[[str], None]
 
+STAMP = "recipe.json"  # a folder that holds it is a run
+
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
@@ -72,7 +74,7 @@ def run_folder(recipe: Recipe, out: Path | None) -> Path:
     resolved = recipe.model_dump(mode="json")
     digest = hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest()[:8]
     folder = out or Path("runs") / f"{recipe.name}-{digest}"
-    stamp = folder / "recipe.json"
+    stamp = folder / STAMP
     if stamp.exists():
         found = read_json(stamp, "the run's recipe")
         if found != resolved:
@@ -82,8 +84,6 @@ def run_folder(recipe: Recipe, out: Path | None) -> Path:
             )
     elif folder.exists() and any(folder.iterdir()):
         raise UserError("is not empty and holds no run", where=str(folder), fix="Choose another --out")
-    else:
-        write_json(stamp, resolved)
     return folder
 
 
@@ -108,7 +108,9 @@ def run(recipe: Recipe, out: Path | None, say: Say) -> Outcome:
     tokenize(data.held_out, data.fmt, tokenizer, recipe.max_length)
     setup = _set_up(recipe, data.fmt, tokenizer, model)
     folder = run_folder(recipe, out)
-    require_free_space(folder, _disk_needed(setup), "the run")
+    if not (folder / STAMP).exists():
+        require_free_space(folder, _disk_needed(setup), "the run")
+        write_json(folder / STAMP, recipe.model_dump(mode="json"))
     prepared = time.perf_counter() - started
     say(f"prepared {model.id} and {len(data.train)} training rows in {prepared:.1f} s -> {folder}")
 
@@ -220,7 +222,8 @@ def export(folder: Path, base: Path, say: Say) -> dict[str, str]:
     """Run `merge-ckpt` to a merged folder and a PEFT adapter, and verify both from disk.
 
     Raises:
-        CheckFailed: merge-ckpt refused or a verification failed; its own message stands above.
+        UserError: merge-ckpt refused its input.
+        CheckFailed: a verification failed.
     """
     if importlib.util.find_spec("portlab_merge") is None:
         raise UserError("merge-ckpt is not installed", fix="Install packages/merge-ckpt beside train-jax")
@@ -230,24 +233,25 @@ def export(folder: Path, base: Path, say: Say) -> dict[str, str]:
         # A rerun exports again: the checkpoint may be a newer one. The old folder goes only once it is replaced.
         fresh = target.with_name(f"{target.name}.new")
         shutil.rmtree(fresh, ignore_errors=True)
-        _merge_ckpt([command, *common, "--out", str(fresh)])
+        _merge_ckpt(command, *common, "--out", str(fresh))
         shutil.rmtree(target, ignore_errors=True)
         fresh.rename(target)
         say(f"exported {target}")
-    _merge_ckpt(["verify", *common, "--merged", str(merged), "--adapter", str(adapter)])
+    _merge_ckpt("verify", *common, "--merged", str(merged), "--adapter", str(adapter))
     say("verified both against the checkpoint")
     return {"merged": str(merged), "adapter": str(adapter)}
 
 
-def _merge_ckpt(arguments: Sequence[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "portlab_merge", *arguments], stdout=subprocess.PIPE, text=True, check=False
-    )
-    if done.returncode:
-        raise CheckFailed(
-            f"merge-ckpt {arguments[0]} ended with exit code {done.returncode}",
-            fix="Its message is above; run it again with --debug for more",
+def _merge_ckpt(command: str, *arguments: str) -> None:
+    """Run merge-ckpt in a process of its own; its complaint and exit code become ours."""
+    with bar(f"merge-ckpt {command}", None):
+        done = subprocess.run(
+            [sys.executable, "-m", "portlab_merge", command, *arguments], capture_output=True, text=True, check=False
         )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"ended with exit code {done.returncode}"]
+        kind = CheckFailed if done.returncode == CheckFailed.exit_code else UserError
+        raise kind(lines[-1].removeprefix("merge-ckpt: error: "), where=f"merge-ckpt {command}")
 
 
 def _set_up(recipe: Recipe, fmt: Format, tokenizer: Tokenizer, model: ModelFolder) -> Setup:
