@@ -77,8 +77,18 @@ def test_a_second_run_reuses_every_stage(whole, tiny_chat_folder):
     before = losses(out)
     again = run(tiny_chat_folder, out)
     assert again.returncode == 0, again.stderr
-    assert again.stdout.count("(cached)") == 3
+    assert again.stdout.count("(cached)") == 4
     assert losses(out) == before
+
+
+def test_a_damaged_export_is_made_again(whole, tiny_chat_folder):
+    out, _ = whole
+    good = (out / "merged/model.safetensors").read_bytes()
+    (out / "merged/model.safetensors").write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    again = run(tiny_chat_folder, out)
+    assert again.returncode == 0, again.stderr
+    assert "exported" in again.stdout
+    assert (out / "merged/model.safetensors").read_bytes() == good
 
 
 def test_other_settings_in_the_same_folder_are_refused(whole, tiny_chat_folder):

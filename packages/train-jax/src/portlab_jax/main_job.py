@@ -5,6 +5,7 @@ Each stage leaves its result in the run folder and is skipped when a later run o
     <run>/recipe.json  before.json  checkpoints/  after.json  merged/  adapter/  loss.png  report.json
 """
 
+import contextlib
 import dataclasses
 import datetime
 import hashlib
@@ -229,17 +230,25 @@ def export(folder: Path, base: Path, say: Say) -> dict[str, str]:
         raise UserError("merge-ckpt is not installed", fix="Install packages/merge-ckpt beside train-jax")
     merged, adapter = folder / "merged", folder / "adapter"
     common = ["--base", str(base), "--ckpt", str(folder)]
+    verify = ("verify", *common, "--merged", str(merged), "--adapter", str(adapter))
+    paths = {"merged": str(merged), "adapter": str(adapter)}
+    if merged.exists() and adapter.exists():
+        # Left by an earlier run: good if they verify, else of an older checkpoint or damaged, and made again.
+        with contextlib.suppress(UserError):
+            _merge_ckpt(*verify)
+            say(f"verified {merged} and {adapter} (cached)")
+            return paths
     for command, target in (("merge", merged), ("adapter", adapter)):
-        # A rerun exports again: the checkpoint may be a newer one. The old folder goes only once it is replaced.
+        # The old folder goes only once it is replaced.
         fresh = target.with_name(f"{target.name}.new")
         shutil.rmtree(fresh, ignore_errors=True)
         _merge_ckpt(command, *common, "--out", str(fresh))
         shutil.rmtree(target, ignore_errors=True)
         fresh.rename(target)
         say(f"exported {target}")
-    _merge_ckpt("verify", *common, "--merged", str(merged), "--adapter", str(adapter))
+    _merge_ckpt(*verify)
     say("verified both against the checkpoint")
-    return {"merged": str(merged), "adapter": str(adapter)}
+    return paths
 
 
 def _merge_ckpt(command: str, *arguments: str) -> None:
