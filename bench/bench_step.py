@@ -35,13 +35,13 @@ from portlab_spec.data.tokens import Row, tokenize
 from portlab_spec.files import write_json
 from portlab_spec.formats import FORMATS
 from portlab_spec.models import GemmaConfig, match_targets, param_table
-from portlab_spec.recipe import Recipe
+from portlab_spec.recipe import load_recipe
 from portlab_spec.report import peak_rss_bytes, versions
 from portlab_spec.tokenizer import Tokenizer
 
 RESULT = Path(__file__).parent / "results" / "bench_step.json"
 MICRO_BATCH = 4
-RECIPE = Recipe()
+RECIPE = load_recipe("functiongemma-fitness")
 CONTENDERS = ("packed", "packed, all logits", "padded, gathered logits", "padded, all logits", "peft")
 
 

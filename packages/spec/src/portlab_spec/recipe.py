@@ -48,7 +48,7 @@ class Lora(Section):
 class Optimizer(Section):
     """AdamW with warm-up and linear or cosine decay."""
 
-    learning_rate: float = Field(8e-4, gt=0, description="peak learning rate")
+    learning_rate: float = Field(4e-4, gt=0, description="peak learning rate")
     warmup_steps: int = Field(2, ge=0, description="steps of linear warm-up")
     schedule: Literal["constant", "linear", "cosine"] = Field("linear", description="decay after the warm-up")
     final_fraction: float = Field(0.05, ge=0, le=1, description="last learning rate as a share of the peak")
