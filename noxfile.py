@@ -6,6 +6,7 @@ nox -s lint          ruff and mypy
 nox -s lock          rewrite requirements/*.txt
 nox -s bench_step    packed training step against its own plain variants and transformers + PEFT
 nox -s seeds         the main job's accuracy over several seeds
+nox -s folds         cross-validation of recipe choices
 """
 
 from pathlib import Path
@@ -90,6 +91,13 @@ def seeds(session: nox.Session) -> None:
     """Held-out accuracy of the main job over several seeds."""
     install(session, "train_jax")
     session.run("python", "bench/seeds.py", *session.posargs)
+
+
+@nox.session(python=PYTHON)
+def folds(session: nox.Session) -> None:
+    """Cross-validation of recipe choices over the rows outside the test split."""
+    install(session, "train_jax")
+    session.run("python", "bench/folds.py", *session.posargs)
 
 
 @nox.session(python=PYTHON)
