@@ -26,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -38,6 +39,9 @@ from portlab_spec.models import GemmaConfig, match_targets, param_table
 from portlab_spec.recipe import load_recipe
 from portlab_spec.report import peak_rss_bytes, versions
 from portlab_spec.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from portlab_jax.packing import Layout
 
 RESULT = Path(__file__).parent / "results" / "bench_step.json"
 MICRO_BATCH = 4
@@ -90,7 +94,7 @@ def run_jax(name: str, rows: list[Row], repeats: int) -> dict[str, object]:
 
     from portlab_jax.lora import AdapterOptions
     from portlab_jax.mesh import MeshPlan
-    from portlab_jax.packing import Batch, Layout, pack_batch, plan_layout
+    from portlab_jax.packing import Batch, pack_batch, plan_layout
     from portlab_jax.step import batch_loss
     from portlab_jax.weights import load_params
 
@@ -130,10 +134,30 @@ def run_jax(name: str, rows: list[Row], repeats: int) -> dict[str, object]:
         jax.block_until_ready(grads)
         return total / sum(counts)
 
-    shape: Layout = layout
-    tokens = len(parts) * shape.tokens_per_step
+    tokens = len(parts) * layout.tokens_per_step
     logits = sum(b.slots.shape[1] for b in batches)
-    return timed(step, repeats) | {"token_positions": tokens, "logit_positions": logits}
+    counted = {k: v * len(parts) for k, v in gflop(config, layout, logits // len(parts)).items()}
+    return timed(step, repeats) | {"token_positions": tokens, "logit_positions": logits, "gflop_counted": counted}
+
+
+def gflop(config: GemmaConfig, layout: "Layout", logits: int) -> dict[str, float]:
+    """Multiplications and additions of one pass over a layout, forward and backward, counted by part, in 10^9.
+
+    Frozen weights take two products (forward, gradient of the input), adapters three, attention twice its forward
+    in the backward pass, the head two per scored position.
+    """
+    n, layers = layout.tokens_per_step, config.num_hidden_layers
+    linears = [p for p in param_table(config) if p.target]
+    adapted = match_targets(param_table(config), RECIPE.lora.targets)
+    seen = layout.prefix**2 + layout.rows * layout.row_length * (layout.prefix + layout.row_length)
+    width = config.num_attention_heads * config.head_dim
+    parts = {
+        "frozen linear layers": 2 * 2 * n * layers * sum(p.shape[0] * p.shape[1] for p in linears),
+        "loss": 2 * 2 * logits * config.vocab_size * config.hidden_size,
+        "attention": 3 * 2 * 2 * layers * seen * width,
+        "adapters": 3 * 2 * n * layers * RECIPE.lora.rank * sum(sum(p.shape) for p in adapted),
+    }
+    return {name: flop / 1e9 for name, flop in parts.items()}
 
 
 def run_peft(rows: list[Row], repeats: int) -> dict[str, object]:
@@ -243,7 +267,10 @@ def main() -> None:
             f"| {name} | {f['examples_per_second']:.2f} | {statistics.median(f['step_seconds']):.2f} "
             f"| {f['token_positions']} | {f['logit_positions']} | {f['peak_rss_bytes'] / 2**30:.1f} | {ratio} |"
         )
-    print(f"\nsame loss in all: {losses[0]:.5f}; written to {RESULT.name}")
+    counted = figures["packed"]["gflop_counted"]
+    shares = ", ".join(f"{name} {value:.0f} ({value / sum(counted.values()):.0%})" for name, value in counted.items())
+    print(f"\npacked step, GFLOP counted: {shares}")
+    print(f"same loss in all: {losses[0]:.5f}; written to {RESULT.name}")
 
 
 def cpu_name() -> str:
