@@ -30,7 +30,8 @@ def ordinary_rows(ids, segments):
 
 def ours(tiny, rows, adapter=NO_ADAPTER, options=None):
     options = options or AdapterOptions(1.0)
-    prefix, hidden, _ = hidden_states(tiny.params, adapter, tiny.config, options, rows)
+    forward = jax.jit(lambda p, a, r: hidden_states(p, a, tiny.config, options, r))
+    prefix, hidden, _ = forward(tiny.params, adapter, rows)
     embedding = tiny.params["embed_tokens"]
 
     def logits(h):
@@ -139,7 +140,8 @@ def test_adapter_logits_and_gradients_equal_peft(tiny, adapter, rng):
             for x in (*rows, np.pad(slots, (0, fill)), np.pad(targets, (0, fill)), np.pad(weights, (0, fill)))
         )
     )
-    loss, grads = jax.value_and_grad(batch_loss)(adapter, tiny.params, batch, tiny.config, options, 8)
+    grad = jax.jit(lambda a, p, b: jax.value_and_grad(batch_loss)(a, p, b, tiny.config, options, 8))
+    loss, grads = grad(adapter, tiny.params, batch)
     np.testing.assert_allclose(loss, out.loss.item(), rtol=1e-5)
     state = dict(twin.named_parameters())
     for param in match_targets(param_table(tiny.config), LORA.targets):

@@ -11,12 +11,14 @@ import pytest
 from portlab_jax.lora import AdapterOptions, count, init_adapter
 from portlab_jax.mesh import MeshPlan
 from portlab_jax.packing import batch_order, pack_batch, plan_layout
-from portlab_jax.step import TrainState, batch_loss, learning_rate_schedule, make_optimizer, make_step
+from portlab_jax.step import batch_loss, learning_rate_schedule, make_optimizer
+from portlab_jax.trainer import Setup, compiled_step, initial_state
 from portlab_jax.weights import load_params
+from portlab_spec.assets import ModelFolder
 from portlab_spec.data.tokens import Row
 from portlab_spec.errors import UserError
 from portlab_spec.models import match_targets, param_table
-from portlab_spec.recipe import Lora, Mesh, Optimizer
+from portlab_spec.recipe import Lora, Mesh, Optimizer, Recipe
 
 LORA = Lora(rank=4, alpha=8.0)
 OPTIMIZER = Optimizer(learning_rate=1e-2)
@@ -36,15 +38,14 @@ def uneven_rows(rng, n=24):
 
 @pytest.fixture
 def run(tiny_one, rng):
+    """A run's batches, layout, initial state and jitted step, as the trainer makes them."""
+    recipe = Recipe(lora=LORA, optimizer=OPTIMIZER, steps=STEPS)
+    folder = ModelFolder(tiny_one.folder, "tiny", None)
+    options = AdapterOptions.from_recipe(LORA)
+    setup = Setup(recipe, folder, tiny_one.config, tiny_one.params, tiny_one.mesh, options)
     batches = list(batch_order(uneven_rows(rng), 6, STEPS, seed=0))
     layout = plan_layout(batches)
-    adapter = init_adapter(tiny_one.config, LORA, jax.random.key(0))
-    options = AdapterOptions.from_recipe(LORA)
-    transform = make_optimizer(OPTIMIZER, STEPS)
-    key = jax.random.key_data(jax.random.key(0))
-    state = TrainState(adapter, transform.init(adapter), jnp.zeros((), jnp.int32), key)
-    step = jax.jit(make_step(tiny_one.config, options, OPTIMIZER, STEPS, layout), donate_argnums=0)
-    return batches, layout, state, step
+    return batches, layout, initial_state(setup), compiled_step(setup, layout)
 
 
 def test_it_compiles_once_over_rows_of_every_length(run, tiny_one):
@@ -60,7 +61,7 @@ def test_it_compiles_once_over_rows_of_every_length(run, tiny_one):
 
 def test_the_state_is_donated(run, tiny_one):
     batches, layout, state, step = run
-    step(state, tiny_one.params, pack_batch(batches[0], layout))
+    step(state, tiny_one.params, tiny_one.mesh.put_rows(pack_batch(batches[0], layout)))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.adapter))
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(tiny_one.params))
 
@@ -112,11 +113,13 @@ def test_dropout_changes_the_loss_only_with_a_key(tiny_one, rng):
     adapter = jax.tree.map(lambda leaf: leaf + 0.05, init_adapter(tiny_one.config, LORA, jax.random.key(0)))
     options = AdapterOptions(LORA.scaling, dropout=0.5)
 
+    def forward(params, batch, key):
+        return batch_loss(adapter, params, batch, tiny_one.config, options, layout.chunk, dropout_key=key)
+
+    jitted = jax.jit(forward)
+
     def loss(key):
-        batch = pack_batch(rows, layout)
-        return float(
-            batch_loss(adapter, tiny_one.params, batch, tiny_one.config, options, layout.chunk, dropout_key=key)
-        )
+        return float(jitted(tiny_one.params, pack_batch(rows, layout), key))
 
     assert loss(None) == loss(None)
     assert loss(jax.random.key(0)) == loss(jax.random.key(0))

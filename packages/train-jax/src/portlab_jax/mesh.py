@@ -73,9 +73,10 @@ class MeshPlan:
         """Place a host array by its logical axes."""
         return jax.device_put(array, self.sharding(axes, array.shape, name))
 
-    def replicate(self, tree: Any) -> Any:
-        """Place every leaf of a tree on all devices."""
-        return jax.device_put(tree, NamedSharding(self.mesh, PartitionSpec()))
+    @property
+    def replicated(self) -> NamedSharding:
+        """The sharding of what every device holds whole."""
+        return NamedSharding(self.mesh, PartitionSpec())
 
     def put_rows(self, tree: Any) -> Any:
         """Place arrays whose leading axis is a group of a batch, or rows that the groups share out."""

@@ -1,7 +1,7 @@
 """The training loop: batches in, adapter out, a checkpoint every so often, resumable at any of them."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,8 @@ from portlab_jax.lora import Adapter, AdapterOptions, init_adapter
 from portlab_jax.loss import head_logits
 from portlab_jax.mesh import MeshPlan
 from portlab_jax.model import Params, Rows, hidden_states
-from portlab_jax.packing import Layout, batch_order, pack_batch, plan_layout
-from portlab_jax.step import TrainState, make_optimizer, make_step
+from portlab_jax.packing import Batch, Layout, batch_order, pack_batch, plan_layout
+from portlab_jax.step import StepMetrics, TrainState, make_optimizer, make_step
 from portlab_spec.assets import ModelFolder
 from portlab_spec.data.tokens import Row
 from portlab_spec.errors import CheckFailed
@@ -72,7 +72,20 @@ def initial_state(setup: Setup) -> TrainState:
     transform = make_optimizer(setup.recipe.optimizer, setup.recipe.steps)
     state = TrainState(adapter, transform.init(adapter), jnp.zeros((), jnp.int32), jax.random.key_data(key))
     # Copies: the step donates its state, and a leaf may otherwise share memory with the base or another leaf.
-    return setup.mesh.replicate(jax.tree.map(jnp.copy, state))
+    return jax.device_put(jax.tree.map(jnp.copy, state), setup.mesh.replicated)
+
+
+def compiled_step(
+    setup: Setup, layout: Layout
+) -> Callable[[TrainState, Params, Batch], tuple[TrainState, StepMetrics]]:
+    """The jitted step of a run; the state is donated.
+
+    The state's sharding is fixed on the way out as on the way in: left open, the compiler's choice may differ from
+    the initial placement, and the second step would compile anew.
+    """
+    recipe = setup.recipe
+    step = make_step(setup.config, setup.options, recipe.optimizer, recipe.steps, layout, remat=recipe.remat)
+    return jax.jit(step, donate_argnums=0, out_shardings=setup.mesh.replicated)
 
 
 def train(setup: Setup, rows: Sequence[Row], checkpoints: Checkpoints) -> Trained:
@@ -92,10 +105,7 @@ def train(setup: Setup, rows: Sequence[Row], checkpoints: Checkpoints) -> Traine
     first = int(state.step)
     started = time.perf_counter()
     metadata = run_metadata(recipe, setup.model, setup.config, setup.options.token_ids)
-    step = jax.jit(
-        make_step(setup.config, setup.options, recipe.optimizer, recipe.steps, layout, remat=recipe.remat),
-        donate_argnums=0,
-    )
+    step = compiled_step(setup, layout)
     with bar("train", recipe.steps) as advance:
         for number in range(first, recipe.steps):
             batch = setup.mesh.put_rows(pack_batch(batches[number], layout))
