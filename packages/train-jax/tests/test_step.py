@@ -70,7 +70,7 @@ def test_clipping_bounds_the_update_not_the_reported_norm(tiny_one, rng):
     grads = {"x": jnp.full(4, 100.0)}
     transform = make_optimizer(Optimizer(clip_norm=1.0), STEPS)
     clipped, _ = optax.clip_by_global_norm(1.0).update(grads, optax.EmptyState())
-    assert float(optax.global_norm(clipped)) == pytest.approx(1.0)
+    assert float(optax.tree.norm(clipped)) == pytest.approx(1.0)
     update, _ = transform.update(grads, transform.init(grads), grads)
     assert np.isfinite(update["x"]).all()
 

@@ -127,7 +127,7 @@ def make_step(
         )
         updates, opt = transform.update(grads, state.opt, state.adapter)
         adapter = optax.apply_updates(state.adapter, updates)
-        metrics = StepMetrics(loss, optax.global_norm(grads), jnp.asarray(schedule(state.step), jnp.float32))
+        metrics = StepMetrics(loss, optax.tree.norm(grads), jnp.asarray(schedule(state.step), jnp.float32))
         return TrainState(adapter, opt, state.step + 1, state.key), metrics
 
     return step
