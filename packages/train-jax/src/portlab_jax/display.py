@@ -35,10 +35,10 @@ def show(outcome: Outcome) -> None:
 
 def _table(report: Report) -> Table:
     table = Table(title=f"{report.before.examples} held-out questions ({report.before.split} split), measured")
-    table.add_column("metric")
+    table.add_column("metric", no_wrap=True, min_width=22)
     table.add_column("before", justify="right")
     table.add_column("after", justify="right")
-    table.add_column("after, 95 % interval", justify="right")
+    table.add_column("95 % interval", justify="right")
     for name in METRIC_ORDER:
         before, after = report.before.metrics.get(name), report.after.metrics.get(name)
         if before is None or after is None:
