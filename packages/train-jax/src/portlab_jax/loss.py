@@ -41,7 +41,7 @@ def supervised_loss(
 
     def one(total: Array, piece: tuple[Array, ...]) -> tuple[Array, None]:
         h, target, weight = piece
-        losses, _ = _losses(_logits(h, token_rows, embedding, token_ids), target)
+        losses, _ = _losses(head_logits(h, token_rows, embedding, token_ids), target)
         return total + jnp.sum(losses * weight), None
 
     total, _ = jax.lax.scan(one, jnp.zeros((), jnp.float32), _chunks(chunk, hidden, targets, weights))
@@ -62,7 +62,7 @@ def _forward(
     def one(carry: tuple[Array, Array | None], piece: tuple[Array, ...]) -> tuple[tuple[Array, Array | None], Array]:
         total, d_rows = carry
         h, target, weight = piece
-        logits = _logits(h, token_rows, embedding, token_ids)
+        logits = head_logits(h, token_rows, embedding, token_ids)
         losses, lse = _losses(logits, target)
         # d loss / d logits = softmax - one-hot, scaled by the weight. The one-hot part is applied as a gather of
         # embedding rows below instead of a scatter into (chunk, V).
@@ -101,7 +101,7 @@ def _chunks(chunk: int, *arrays: Array) -> tuple[Array, ...]:
     return tuple(a.reshape(-1, chunk, *a.shape[1:]) for a in arrays)
 
 
-def _logits(h: Array, token_rows: Array | None, embedding: Array, token_ids: tuple[int, ...]) -> Array:
+def head_logits(h: Array, token_rows: Array | None, embedding: Array, token_ids: tuple[int, ...]) -> Array:
     """float32 (S, V) logits of the tied head, trained rows in place."""
     logits = jnp.einsum("sd,vd->sv", h, embedding, preferred_element_type=jnp.float32)
     if token_rows is None:
@@ -115,6 +115,3 @@ def _losses(logits: Array, targets: Array) -> tuple[Array, Array]:
     """Cross-entropy and log-normaliser of each row."""
     lse = jax.nn.logsumexp(logits, axis=-1)
     return lse - jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0], lse
-
-
-head_logits = _logits
