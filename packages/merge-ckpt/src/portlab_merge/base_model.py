@@ -1,6 +1,5 @@
 """The base: a Hugging Face model folder, described by its headers without reading a weight."""
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from portlab_spec.errors import UserError
 from portlab_spec.files import read_json
+from portlab_spec.models import config_sha256
 from portlab_spec.safetensors_file import INDEX_FILE, SINGLE_FILE, model_files, read_index
 from portlab_spec.safetensors_header import Header, TensorInfo, read_header
 
@@ -79,7 +79,6 @@ def open_base(folder: Path) -> BaseModel:
     config = read_json(folder / "config.json", "config of the base")
     if not isinstance(config, dict):
         raise UserError("is not a JSON object", where=str(folder / "config.json"), fix="Download it again")
-    config_sha256 = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
     single, index_path = folder / SINGLE_FILE, folder / INDEX_FILE
     if single.exists() and index_path.exists():
         raise UserError(
@@ -97,7 +96,7 @@ def open_base(folder: Path) -> BaseModel:
             tensors[tensor.name] = (name, tensor)
     if index is not None:
         _check_index(index["weight_map"], tensors, index_path)
-    return BaseModel(folder, shards, tensors, index, config, config_sha256)
+    return BaseModel(folder, shards, tensors, index, config, config_sha256(folder))
 
 
 def index_bytes(index: dict[str, Any], total_size: int) -> bytes:

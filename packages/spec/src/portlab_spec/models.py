@@ -40,7 +40,6 @@ class GemmaConfig:
     rms_norm_eps: float
     query_pre_attn_scalar: float
     max_position_embeddings: int
-    eos_token_ids: tuple[int, ...]
 
     @staticmethod
     def load(folder: Path) -> "GemmaConfig":
@@ -94,7 +93,6 @@ def _read(raw: Mapping[str, Any], where: str) -> GemmaConfig:
     local = rope.get(SLIDING) or {"rope_theta": raw.get("rope_local_base_freq", 1e4)}
     if full.get("rope_type", "default") not in ("default", "linear"):
         raise UserError(f"rope_type {full['rope_type']!r} is not implemented", where=where)
-    eos = raw.get("eos_token_id", 1)
     return GemmaConfig(
         family="gemma3",
         vocab_size=raw["vocab_size"],
@@ -112,7 +110,6 @@ def _read(raw: Mapping[str, Any], where: str) -> GemmaConfig:
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         query_pre_attn_scalar=float(raw["query_pre_attn_scalar"]),
         max_position_embeddings=raw["max_position_embeddings"],
-        eos_token_ids=tuple(eos) if isinstance(eos, list) else (eos,),
     )
 
 

@@ -16,7 +16,6 @@ from portlab_jax.lora import Adapter, AdapterOptions
 from portlab_jax.loss import head_logits
 from portlab_jax.mesh import MeshPlan
 from portlab_jax.model import (
-    Attend,
     Params,
     Rows,
     attend_rows,
@@ -28,6 +27,7 @@ from portlab_jax.model import (
     sliding_flags,
     visible,
 )
+from portlab_spec.data.tokens import common_prefix
 from portlab_spec.models import GemmaConfig
 
 Array = jax.Array
@@ -115,9 +115,7 @@ class Decoder:
 
 def common_prefix_length(prompts: Sequence[Sequence[int]]) -> int:
     """Tokens shared by all prompts, at least one token short of the shortest."""
-    limit = min(len(ids) for ids in prompts) - 1
-    first = prompts[0]
-    return next((i for i in range(limit) if any(ids[i] != first[i] for ids in prompts)), limit)
+    return min(common_prefix(prompts), min(len(ids) for ids in prompts) - 1)
 
 
 def _prefill_prefix(
@@ -211,8 +209,7 @@ def _run_rows(
             out = attend_rows(rows(q), (k_prefix, v_prefix, cross[sliding]), (k_all, v_all, own[sliding]), scale)
             return out.reshape(q.shape), (k_all, v_all)
 
-        typed: Attend = attend
-        return decoder_layer(x, weights, lora, config, options, cos[sliding], sin[sliding], typed)
+        return decoder_layer(x, weights, lora, config, options, cos[sliding], sin[sliding], attend)
 
     scanned = (params["layers"], adapter["lora"], sliding_flags(config), prefix_kv, (cache.k, cache.v))
     x, (k, v) = jax.lax.scan(body, x, scanned)

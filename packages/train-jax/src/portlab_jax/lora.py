@@ -106,8 +106,7 @@ def low_rank(x: Array, a: Array, b: Array) -> Array:
     """x (N, in) @ a (in, r) @ b (r, out) -> float32 (N, out).
 
     The gradients are written out to choose the orientation of their products: the tall operand always stands on the
-    right, untransposed. Left to the compiler, XLA on CPU materialises transposes of (N, out) for every layer, which
-    was a quarter of the whole step.
+    right, untransposed. Left to the compiler, XLA on CPU materialises transposes of (N, out) for every layer.
     """
     return _matmul(_matmul(x, a).astype(x.dtype), b)
 

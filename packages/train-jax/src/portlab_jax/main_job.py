@@ -280,7 +280,7 @@ def _set_up(recipe: Recipe, fmt: Format, tokenizer: Tokenizer, model: ModelFolde
 def _disk_needed(setup: Setup) -> int:
     """Bytes of a run: the merged model, and at most three checkpoints of adapter and two optimiser moments."""
     merged = sum(file.stat().st_size for file in setup.model.path.iterdir() if file.is_file())
-    adapter = 4 * count(initial_state(setup).adapter)
+    adapter = 4 * count(jax.eval_shape(lambda: initial_state(setup)).adapter)
     return merged + (3 * 3 + 1) * adapter
 
 

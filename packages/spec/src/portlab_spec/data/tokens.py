@@ -69,11 +69,14 @@ def shared_prefix_length(rows: Sequence[Row]) -> int:
     Stops one before the first supervised token of any row, so that the token that predicts it belongs to the row
     itself.
     """
-    limit = min(row.first_target for row in rows) - 1
-    first = rows[0].ids
-    for row in rows[1:]:
-        n = 0
-        while n < limit and row.ids[n] == first[n]:
-            n += 1
-        limit = n
-    return max(limit, 0)
+    return max(min(common_prefix([row.ids for row in rows]), min(row.first_target for row in rows) - 1), 0)
+
+
+def common_prefix(sequences: Sequence[Sequence[int]]) -> int:
+    """Number of ids that all sequences start with."""
+    first, length = sequences[0], len(sequences[0])
+    for ids in sequences[1:]:
+        length = next(
+            (i for i, (a, b) in enumerate(zip(first[:length], ids, strict=False)) if a != b), min(length, len(ids))
+        )
+    return length
