@@ -41,35 +41,57 @@ class ToolCall(Record):
 
 
 class Message(Record):
-    """One turn. An assistant message holds text or calls, never both; a tool message names its tool."""
+    """One turn.
+
+    An assistant message holds text or calls, never both, and may hold the `reasoning` before them. A tool message
+    names its tool and holds the result, as text in `content` or as an object in `response`; results stand in the
+    order of the calls that they answer. `supervised` is false for an assistant message that is context only.
+    """
 
     role: Role
     content: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     name: str | None = None
+    response: dict[str, JsonValue] | None = None
+    reasoning: str | None = None
+    supervised: bool = True
 
     @model_validator(mode="after")
     def _check(self) -> "Message":
-        if self.tool_calls and self.role != "assistant":
-            raise ValueError(f"a {self.role} message cannot hold tool_calls")
+        if self.role != "assistant":
+            for field in ("tool_calls", "reasoning"):
+                if getattr(self, field):
+                    raise ValueError(f"a {self.role} message cannot hold {field}")
+            if not self.supervised:
+                raise ValueError(f"a {self.role} message is never supervised: leave `supervised` out")
         if self.tool_calls and self.content:
             # The Gemma templates move such text behind the results of the calls: refuse instead of guessing.
             raise ValueError("an assistant message holds content or tool_calls, not both: split it in two")
-        if not self.tool_calls and self.content is None:
+        if self.role == "tool":
+            if not self.name:
+                raise ValueError("a tool message needs the name of its tool")
+            if (self.content is None) == (self.response is None):
+                raise ValueError("a tool message needs content or response, not both")
+        elif self.response is not None:
+            raise ValueError(f"a {self.role} message cannot hold response")
+        elif not self.tool_calls and self.content is None:
             raise ValueError(f"a {self.role} message needs content")
-        if self.role == "tool" and not self.name:
-            raise ValueError("a tool message needs the name of its tool")
         return self
 
 
 class Conversation(Record):
-    """Messages plus the tools on offer: one row of a data set."""
+    """Messages plus the tools on offer: one row of a data set.
+
+    `meta` holds what a source knows beyond that, for example the accepted alternatives of an evaluation set; no
+    renderer or trainer reads it.
+    """
 
     id: str
     tools: tuple[Tool, ...] = ()
     messages: tuple[Message, ...] = Field(min_length=1)
     split: Split = "train"
     source: str = ""
+    meta: dict[str, JsonValue] = Field(default_factory=dict)
 
     @property
     def prompt(self) -> "Conversation":

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Protocol
+from typing import Literal, Protocol
 
 from portlab_spec.conversation import Conversation, ToolCall
 from portlab_spec.errors import UserError
@@ -13,6 +13,129 @@ class TextTokenizer(Protocol):
     """What a format needs of a tokenizer."""
 
     def encode(self, text: str) -> list[int]:
+        """Token ids of plain text, without special tokens."""
+
+    def token_id(self, token: str) -> int:
+        """Id of a control token."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, control tokens included."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece of a rendered conversation.
+
+    `control` segments are exactly one control token; others are plain text that can never encode to one.
+    `loss` is true where the model itself would produce the piece.
+    """
+
+    text: str
+    loss: bool = False
+    control: bool = False
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Token ids of a conversation and, aligned with them, whether each token is a training target.
+
+    `loss[i]` says that token i is to be predicted (from tokens before i): aligned with the target token, not
+    with the position that predicts it.
+    """
+
+    ids: list[int]
+    loss: list[bool]
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What a model's output says.
+
+    Attributes:
+        calls: the calls, complete ones only: output that was cut off never yields a partial call.
+        text: what the model said outside calls and thinking, without surrounding whitespace.
+        reasoning: what it thought, likewise.
+        error: why the strict grammar refuses the output; None if it accepts all of it. A strict parse with an
+            error has no calls. A lenient parse keeps the calls that can be read beyond doubt, so that an error
+            and calls may stand together.
+        stopped: the output ended with a stop token.
+        names: every tool name in call position, also those of malformed calls, so that an invented tool cannot
+            hide behind a syntax error.
+    """
+
+    calls: tuple[ToolCall, ...] = ()
+    text: str = ""
+    error: str | None = None
+    stopped: bool = False
+    names: tuple[str, ...] = field(default=())
+    reasoning: str = ""
+
+
+@dataclass(frozen=True)
+class Delta:
+    """A piece of text or reasoning from a stream."""
+
+    kind: Literal["text", "reasoning"]
+    text: str
+
+
+Event = Delta | ToolCall
+
+
+class Stream(Protocol):
+    """A parser fed with pieces of output as they arrive, cut anywhere."""
+
+    def feed(self, text: str) -> list[Event]:
+        """What this piece makes certain: text and reasoning as it grows, calls when they are complete.
+
+        The pieces of text joined, and the calls, are those of the lenient parse of the whole output, except that
+        whitespace around the text may still be there.
+        """
+
+    def close(self) -> Parsed:
+        """The parse of all that was fed: equal to `parse_text` of it in one piece."""
+
+
+class Format(Protocol):
+    """A wire format.
+
+    Attributes:
+        control_tokens: the tokens that structure a conversation, text may not hold them.
+        stop_tokens: those that end a turn of the model.
+        added_tokens: those that the stock base model never saw.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def control_tokens(self) -> tuple[str, ...]: ...
+    @property
+    def stop_tokens(self) -> tuple[str, ...]: ...
+    @property
+    def added_tokens(self) -> tuple[str, ...]: ...
+
+    def render(self, conversation: Conversation, *, generation_prompt: bool = False) -> list[Segment]:
+        """Segments of a conversation; with `generation_prompt`, ends where the model is to go on.
+
+        Raises:
+            UserError: text holds a control token, a value cannot be written, or turns are out of order.
+        """
+
+    def parse(self, ids: Sequence[int], tokenizer: TextTokenizer, *, lenient: bool = False) -> Parsed:
+        """Calls and text in the ids that a model produced after a generation prompt.
+
+        Strict is the format's own grammar, whole output, stop token included. Lenient also reads what models
+        are known to write instead, wherever only one reading is possible. Never raises.
+        """
+
+    def parse_text(self, text: str, *, lenient: bool = False) -> Parsed:
+        """As `parse`, from text in which control tokens are written out."""
+
+    def stream(self, *, lenient: bool = False) -> Stream:
+        """A parser for output that arrives in pieces."""
+
+
+def encode(self, text: str) -> list[int]:
         """Token ids of plain text, without special tokens."""
 
     def token_id(self, token: str) -> int:
