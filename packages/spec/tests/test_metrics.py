@@ -49,6 +49,16 @@ def test_names_of_the_metrics():
         "hallucinated_tool_rate",
         "stopped_rate",
         "schema_valid_rate",
+        "call_exact_unordered",
+        "args_exact",
+        "args_ast",
+        "over_call",
+        "under_call",
+        "relevance_accuracy",
+        "format_leak_rate",
+        "hallucinated_call_rate",
+        "unknown_arg_rate",
+        "missing_required_rate",
     ]
 
 
@@ -68,6 +78,16 @@ def test_a_mixed_set_is_counted():
         "hallucinated_tool_rate": (1, 4, 0.25),
         "stopped_rate": (3, 4, 0.75),
         "schema_valid_rate": (2, 4, 0.5),
+        "call_exact_unordered": (1, 4, 0.25),
+        "args_exact": (1, 4, 0.25),
+        "args_ast": (1, 4, 0.25),
+        "over_call": (0, 4, 0.0),
+        "under_call": (0, 4, 0.0),
+        "relevance_accuracy": (3, 4, 0.75),
+        "format_leak_rate": (0, 4, 0.0),
+        "hallucinated_call_rate": (1, 4, 0.25),
+        "unknown_arg_rate": (0, 2, 0.0),
+        "missing_required_rate": (0, 2, 0.0),
     }
 
 
