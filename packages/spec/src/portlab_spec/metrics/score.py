@@ -8,7 +8,15 @@ from portlab_spec.conversation import Conversation
 from portlab_spec.errors import UserError
 from portlab_spec.metrics.intervals import Metric, metric, ratio
 from portlab_spec.metrics.judge import judge
-from portlab_spec.metrics.records import CALL_METRICS, EXAMPLE_METRICS, LENIENT, ExampleScore, Prediction, call_names, expected_calls
+from portlab_spec.metrics.records import (
+    CALL_METRICS,
+    EXAMPLE_METRICS,
+    LENIENT,
+    ExampleScore,
+    Prediction,
+    call_names,
+    expected_calls,
+)
 
 NO_CALL = "(no call)"
 ANY_CALL = "(any call)"
