@@ -18,8 +18,8 @@ class Unit(enum.Enum):
     MILES = "mi"
 
 
-class Level(enum.Enum):
-    LOW = 1
+class Ratio(enum.Enum):
+    HALF = 0.5
 
 
 def plan_run(
@@ -201,8 +201,8 @@ def test_types_that_templates_render_wrongly_are_refused(hint: Any):
         tool_from_function(function)
 
 
-@pytest.mark.parametrize("hint", [Literal[1, 2], Literal["a", 1], Level])
-def test_only_strings_can_be_enumerated(hint: Any):
+@pytest.mark.parametrize("hint", [Literal["a", 1], Literal[True, False], Ratio])
+def test_only_strings_and_integers_can_be_enumerated(hint: Any):
     def function(x):
         """Do it.
 
@@ -211,7 +211,7 @@ def test_only_strings_can_be_enumerated(hint: Any):
         """
 
     function.__annotations__["x"] = hint
-    with pytest.raises(UserError, match=r"function\(x\): only strings can be enumerated"):
+    with pytest.raises(UserError, match=r"function\(x\): only strings and integers can be enumerated"):
         tool_from_function(function)
 
 
