@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from portlab_spec.conversation import Conversation, Message, Tool, ToolCall
 from portlab_spec.errors import UserError
 from portlab_spec.formats import encode
-from portlab_spec.formats.functiongemma import CONTROL_TOKENS, FORMAT
+from portlab_spec.formats.functiongemma import FORMAT, MARKERS
 
 WEATHER = Tool(
     name="get_current_temperature",
@@ -30,10 +30,10 @@ class CharTokenizer:
         return [ord(c) + 100 for c in text]
 
     def token_id(self, token):
-        return CONTROL_TOKENS.index(token)
+        return FORMAT.control_tokens.index(token)
 
     def decode(self, ids):
-        return "".join(CONTROL_TOKENS[i] if i < 100 else chr(i - 100) for i in ids)
+        return "".join(FORMAT.control_tokens[i] if i < 100 else chr(i - 100) for i in ids)
 
 
 TOKENIZER = CharTokenizer()
@@ -137,7 +137,7 @@ def test_prompt_ids_are_a_prefix_of_the_whole():
     assert whole.count(TOKENIZER.token_id("<bos>")) == 1
 
 
-@pytest.mark.parametrize("token", CONTROL_TOKENS)
+@pytest.mark.parametrize("token", FORMAT.control_tokens)
 def test_control_text_in_data_is_refused_by_field(token):
     with pytest.raises(UserError, match=r"c: messages\[1\].content: .*control token"):
         text_of(conversation(DEVELOPER, Message(role="user", content=f"hi {token} there")))
@@ -155,7 +155,7 @@ def test_turns_out_of_order_are_refused():
 
 # Names and values for round trips: any JSON, keys that the grammar can write.
 keys = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_.-]{0,12}", fullmatch=True)
-strings = st.text(max_size=30).filter(lambda s: not any(t in s for t in CONTROL_TOKENS))
+strings = st.text(max_size=30).filter(lambda s: not any(t in s for t in MARKERS.refused))
 numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 values = st.recursive(
     st.none() | st.booleans() | numbers | strings,
@@ -205,7 +205,7 @@ def test_output_cut_anywhere_yields_no_call(call, data):
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(
-        st.sampled_from([*CONTROL_TOKENS, "call:f", "{", "}", "[", "]", "a:", ",", "1", "true", " "]),
+        st.sampled_from([*FORMAT.control_tokens, "call:f", "{", "}", "[", "]", "a:", ",", "1", "true", " "]),
         max_size=14,
     )
 )

@@ -5,7 +5,7 @@ import pytest
 from portlab_spec.conversation import Conversation, Message, ToolCall
 from portlab_spec.data.tokens import Row, shared_prefix_length, tokenize
 from portlab_spec.errors import UserError
-from portlab_spec.formats.functiongemma import CONTROL_TOKENS, FORMAT
+from portlab_spec.formats.functiongemma import FORMAT
 
 
 class CharTokenizer:
@@ -13,10 +13,10 @@ class CharTokenizer:
         return [ord(c) + 100 for c in text]
 
     def token_id(self, token):
-        return CONTROL_TOKENS.index(token)
+        return FORMAT.control_tokens.index(token)
 
     def decode(self, ids):
-        return "".join(CONTROL_TOKENS[i] if i < 100 else chr(i - 100) for i in ids)
+        return "".join(FORMAT.control_tokens[i] if i < 100 else chr(i - 100) for i in ids)
 
 
 def conversation(*messages, id="c"):
@@ -30,7 +30,7 @@ CALL = Message(role="assistant", tool_calls=(ToolCall(name="get_steps"),))
 def test_a_row_knows_its_first_target_and_stratum():
     row = tokenize([conversation(ASK, CALL)], FORMAT, CharTokenizer(), 200)[0]
     assert row.stratum == "get_steps"
-    assert row.ids[row.first_target] == CONTROL_TOKENS.index("<start_function_call>")
+    assert row.ids[row.first_target] == FORMAT.control_tokens.index("<start_function_call>")
     assert CharTokenizer().decode(row.ids[row.first_target :]).startswith("<start_function_call>call:get_steps{}")
 
 

@@ -53,8 +53,8 @@ class Parsed:
 
     Attributes:
         calls: the calls, complete ones only: output that was cut off never yields a partial call.
-        text: what the model said outside calls and thinking, without surrounding whitespace.
-        reasoning: what it thought, likewise.
+        text: what the model said outside calls and thinking, verbatim; empty if it is only whitespace.
+        reasoning: what it thought.
         error: why the strict grammar refuses the output; None if it accepts all of it. A strict parse with an
             error has no calls. A lenient parse keeps the calls that can be read beyond doubt, so that an error
             and calls may stand together.
@@ -88,8 +88,8 @@ class Stream(Protocol):
     def feed(self, text: str) -> list[Event]:
         """What this piece makes certain: text and reasoning as it grows, calls when they are complete.
 
-        The pieces of text joined, and the calls, are those of the lenient parse of the whole output, except that
-        whitespace around the text may still be there.
+        The pieces joined are the text and reasoning that `close` returns. A strict stream reports calls only there,
+        because what follows may void them; a lenient stream reports each call once, when it is complete.
         """
 
     def close(self) -> Parsed:
@@ -133,82 +133,6 @@ class Format(Protocol):
 
     def stream(self, *, lenient: bool = False) -> Stream:
         """A parser for output that arrives in pieces."""
-
-
-def encode(self, text: str) -> list[int]:
-        """Token ids of plain text, without special tokens."""
-
-    def token_id(self, token: str) -> int:
-        """Id of a control token."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids, control tokens included."""
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A piece of a rendered conversation.
-
-    `control` segments are exactly one control token; others are plain text that can never encode to one.
-    `loss` is true where the model itself would produce the piece.
-    """
-
-    text: str
-    loss: bool = False
-    control: bool = False
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """Token ids of a conversation and, aligned with them, whether each token is a training target.
-
-    `loss[i]` says that token i is to be predicted (from tokens before i): aligned with the target token, not
-    with the position that predicts it.
-    """
-
-    ids: list[int]
-    loss: list[bool]
-
-
-@dataclass(frozen=True)
-class Parsed:
-    """What a model's output says.
-
-    `error` is None only for output that the strict grammar accepts; `calls` is then complete. On an error
-    `calls` is empty: a partial call is never returned. `names` holds every tool name in call position, also
-    those of malformed calls, so that an invented tool cannot hide behind a syntax error.
-    """
-
-    calls: tuple[ToolCall, ...] = ()
-    text: str = ""
-    error: str | None = None
-    stopped: bool = False
-    names: tuple[str, ...] = field(default=())
-
-
-class Format(Protocol):
-    """A wire format.
-
-    `stop_tokens` end a turn of the model; `added_tokens` are the control tokens that the stock base model never saw.
-    """
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def control_tokens(self) -> tuple[str, ...]: ...
-    @property
-    def stop_tokens(self) -> tuple[str, ...]: ...
-    @property
-    def added_tokens(self) -> tuple[str, ...]: ...
-
-    def render(self, conversation: Conversation, *, generation_prompt: bool = False) -> list[Segment]:
-        """Segments of a conversation; with `generation_prompt`, ends where the model is to go on."""
-
-    def parse(self, ids: Sequence[int], tokenizer: TextTokenizer) -> Parsed:
-        """Calls and text in the ids that a model produced after a generation prompt."""
-
-    def parse_text(self, text: str) -> Parsed:
-        """As `parse`, from text in which control tokens are written out."""
 
 
 def encode(segments: Iterable[Segment], tokenizer: TextTokenizer) -> Encoded:
