@@ -156,7 +156,7 @@ def test_question_rows_need_tools(write):
 
 def test_a_fault_in_the_shared_tools_names_that_file(write):
     path = write(QUESTION, tools=[{"type": "function", "function": {"name": "walk"}}])
-    with pytest.raises(UserError, match=r"tools.json: missing key 0.function.description"):
+    with pytest.raises(UserError, match=r"tools.json: tools\[0\]: tool walk: the tool has no description"):
         load_dataset(path)
 
 
