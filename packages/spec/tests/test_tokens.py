@@ -157,7 +157,7 @@ class AnyOrder:
 def test_drop_turns_keeps_developer_messages_in_between():
     later = Message(role="developer", content="Be brief.")
     told = conversation(DEVELOPER, ASK, ANSWER, later, AGAIN, ANSWER)
-    result = fit(told, AnyOrder(), CharTokenizer(), 60, "drop_turns")
+    result = fit(told, AnyOrder(), CharTokenizer(), 59, "drop_turns")
     assert result.conversation.messages == (DEVELOPER, later, AGAIN, ANSWER)
 
 
