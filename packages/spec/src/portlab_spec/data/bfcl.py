@@ -19,13 +19,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from pydantic import JsonValue
 
 from portlab_spec.conversation import Conversation, Message, Role, Tool, ToolCall
 from portlab_spec.errors import UserError
-from portlab_spec.metrics.ast_match import OMITTED, refusal
+from portlab_spec.metrics.ast_match import OMITTED, alternatives_of, refusal
 from portlab_spec.tools import read_tools
 
 REFUSAL = "None of the available functions can do that."
@@ -97,7 +97,7 @@ def read_bfcl(wheel_or_folder: str | Path, categories: Collection[str] | None = 
     Raises:
         UserError: no such file, no BFCL data in it, or an unknown category.
     """
-    folder = _data_folder(Path(wheel_or_folder))
+    folder = data_folder(Path(wheel_or_folder))
     files = {match[1]: file for file in folder.iterdir() if (match := _FILE.fullmatch(file.name))}
     wanted = CATEGORIES if categories is None else categories
     for category in wanted:
@@ -117,7 +117,12 @@ def read_bfcl(wheel_or_folder: str | Path, categories: Collection[str] | None = 
     return data
 
 
-def _data_folder(path: Path) -> Path | zipfile.Path:
+def data_folder(path: Path) -> Path | zipfile.Path:
+    """The folder of BFCL's questions, in a wheel or on disk.
+
+    Raises:
+        UserError: there is none.
+    """
     fix = "Give the wheel that `pip download bfcl-eval --no-deps` fetches, or a folder with its contents"
     if not path.exists():
         raise UserError("no such file or folder", where=str(path), fix=fix)
@@ -181,9 +186,9 @@ def _conversation(category: str, row: Mapping[str, Any], answers: Mapping[str, A
     else:
         if row["id"] not in answers:
             raise UserError("no accepted answer")
-        accepted = [_alternatives(call, tools) for call in answers[row["id"]]]
+        accepted = answers[row["id"]]
         messages.append(Message(role="assistant", tool_calls=tuple(_target(call, tools) for call in accepted)))
-        meta["accepted"] = cast(JsonValue, accepted)
+        meta["accepted"] = accepted
     return Conversation(id=row["id"], split="test", source="bfcl", tools=tools, messages=tuple(messages), meta=meta)
 
 
@@ -192,40 +197,30 @@ def _tools(functions: str) -> tuple[Tool, ...]:
     return read_tools(functions, "function")
 
 
-def _alternatives(call: Mapping[str, Any], tools: Sequence[Tool]) -> dict[str, dict[str, list[Any]]]:
-    """An accepted call; a bare value for a key of an object becomes the list of it alone."""
+def _target(call: Mapping[str, Mapping[str, Sequence[Any]]], tools: Sequence[Tool]) -> ToolCall:
     if len(call) != 1:
         raise UserError(f"an accepted call with {len(call)} names")
-    ((name, parameters),) = call.items()
-    properties: Any = _tool(name, tools).parameters.get("properties") or {}
-    return {name: {key: [_listed(v, properties.get(key, {})) for v in values] for key, values in parameters.items()}}
-
-
-def _listed(value: Any, schema: Any) -> Any:
-    if isinstance(value, dict) and schema.get("type") == "object":
-        return {key: item if isinstance(item, list) else [item] for key, item in value.items()}
-    return value
-
-
-def _target(call: Mapping[str, Mapping[str, Sequence[Any]]], tools: Sequence[Tool]) -> ToolCall:
     ((name, accepted),) = call.items()
     tool = _tool(name, tools)
     properties: Any = tool.parameters.get("properties") or {}
     first = _first_values(accepted, tool.parameters)
+    for key in [key for key in first if key not in properties and OMITTED in accepted[key]]:
+        del first[key]  # a few answers list parameters that the tool does not declare
     arguments = {key: _plain_value(value, properties.get(key, {})) for key, value in first.items()}
     if reason := refusal(tool, arguments, accepted):
         raise UserError(f"the accepted answer cannot be given: {name}: {reason}")
     return ToolCall(name=name, arguments=arguments)
 
 
-def _first_values(accepted: Mapping[str, Sequence[Any]], schema: Mapping[str, Any]) -> dict[str, Any]:
+def _first_values(accepted: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
     """The first accepted value of each name; none where that is to leave it out.
 
     What is required is never left out: the first value that is one is taken.
     """
     required = schema.get("required") or []
     values = {}
-    for name, options in accepted.items():
+    for name, alternatives in accepted.items():
+        options = alternatives_of(alternatives)
         if not options or (options[0] == OMITTED and name not in required):
             continue
         first = next((option for option in options if option != OMITTED), OMITTED)

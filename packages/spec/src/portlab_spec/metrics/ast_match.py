@@ -77,10 +77,11 @@ def accepts(schema: Mapping[str, Any], value: Any, accepted: Sequence[Any]) -> b
     if declared == "number" and given == "integer":
         given = "number"
     exemplar = next((json_type(option) for option in accepted if option != OMITTED), None)
-    typed = given == declared and (declared != "array" or _items_typed(schema, value, accepted))
-    if not typed and given != exemplar:
+    if given not in (declared, exemplar):
         return False
-    if not typed or exemplar not in (None, declared):
+    if given == declared == "array" and not _items_typed(schema, value, accepted):
+        return False
+    if given != declared or exemplar not in (None, declared):
         return value in accepted
     if declared == "object":
         return any(_same_object(value, option) for option in accepted if option != OMITTED)
@@ -89,6 +90,11 @@ def accepts(schema: Mapping[str, Any], value: Any, accepted: Sequence[Any]) -> b
     if declared in ("array", "string"):
         return _plain(value) in [_plain([] if declared == "array" and o == OMITTED else o) for o in accepted]
     return value in accepted
+
+
+def alternatives_of(values: Any) -> list[Any]:
+    """The accepted values of a name; a bare value, which a few rows have, stands for itself alone."""
+    return values if isinstance(values, list) else [values]
 
 
 def _fits(call: ToolCall, expected: Accepted, declared: Mapping[str, Tool]) -> bool:
@@ -130,8 +136,8 @@ def _same_object(value: Mapping[str, Any], option: Any) -> bool:
     if not isinstance(value, Mapping) or not isinstance(option, Mapping) or not value.keys() <= option.keys():
         return False
     return all(
-        _plain_text(value[key]) in [_plain_text(o) for o in values] if key in value else OMITTED in values
-        for key, values in option.items()
+        _plain_text(value[key]) in map(_plain_text, values) if key in value else OMITTED in values
+        for key, values in ((key, alternatives_of(item)) for key, item in option.items())
     )
 
 
