@@ -1,6 +1,7 @@
 """Text to token ids and back, for any Gemma `tokenizer.json`."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -19,6 +20,22 @@ FUNCTION_TOKENS: dict[str, int] = {
     "<start_function_response>": 50,
     "<end_function_response>": 51,
     "<escape>": 52,
+}
+
+# Source: google/gemma-4-E2B-it. The vocabularies of Gemma 3 and 4 agree but for the names of reserved tokens.
+GEMMA4_TOKENS: dict[str, int] = {
+    "<|tool>": 46,
+    "<tool|>": 47,
+    "<|tool_call>": 48,
+    "<tool_call|>": 49,
+    "<|tool_response>": 50,
+    "<tool_response|>": 51,
+    '<|"|>': 52,
+    "<|think|>": 98,
+    "<|channel>": 100,
+    "<channel|>": 101,
+    "<|turn>": 105,
+    "<turn|>": 106,
 }
 
 
@@ -44,6 +61,28 @@ class Tokenizer:
         except Exception as error:  # the tokenizers library raises bare Exception for any fault of the file
             raise UserError(f"cannot be read ({error})", where=str(path), fix="Restore the file") from None
         return cls(backend, str(path))
+
+    def renamed(self, names: Mapping[str, int]) -> "Tokenizer":
+        """A tokenizer whose added tokens have other names.
+
+        Makes a Gemma 4 tokenizer (`GEMMA4_TOKENS`) of a Gemma 3 one, for work without a download.
+
+        Args:
+            names: new name of each id; all must be added tokens.
+
+        Raises:
+            UserError: an id is no added token.
+        """
+        state = json.loads(self.backend.to_str())
+        added = {token["id"]: token for token in state["added_tokens"]}
+        vocabulary: dict[str, int] = state["model"]["vocab"]
+        for name, index in names.items():
+            if index not in added:
+                raise UserError(f"id {index} is no added token", where=self._where, fix="Use a Gemma tokenizer")
+            vocabulary.pop(added[index]["content"], None)
+            added[index]["content"] = name
+            vocabulary[name] = index
+        return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(state)), self._where)
 
     @property
     def vocab_size(self) -> int:

@@ -153,7 +153,7 @@ class _Renderer:
             after = messages[i + 1].role if i + 1 < len(messages) else ""
             self._check(message, previous, where)
             if message.role == "tool":
-                out += turns.result(message, where, opened=previous == "tool_calls" and self._revision.open_turn)
+                out += turns.result(message, where, opened=previous == "tool_calls")
                 if after == "user":
                     out += turns.close()
             elif message.role == "user":
@@ -187,10 +187,7 @@ class _Renderer:
         out += self._reasoning(message, where, current=current)
         if message.tool_calls:
             out += turns.calls(message, where)
-            if self._revision.open_turn:
-                return [*out, turns.control(MARKERS.response, loss=loss)]
-            if after == "tool":
-                # The opening of the first result is the stop token of the calls.
+            if self._revision.open_turn or after == "tool":  # the opening of the result stops the model
                 return [*out, turns.control(MARKERS.response, loss=loss)]
             return out + turns.close(loss=loss)
         out += turns.text((message.content or "").strip(), f"{where}.content", loss=loss)
