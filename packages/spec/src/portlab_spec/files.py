@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from portlab_spec.errors import UserError
 
@@ -35,11 +35,18 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file atomically: temporary sibling, fsync, rename, fsync of the folder."""
+    with new_file(path) as stream:
+        stream.write(data)
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """Yield a stream whose bytes become `path`, replacing it, on success, and vanish on any failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
+            yield stream
             stream.flush()
             os.fsync(stream.fileno())
         os.chmod(name, 0o666 & ~_umask())

@@ -47,7 +47,7 @@ def chat_kind(row: Mapping[str, Any]) -> str:
     return "trl" if tools else "messages"
 
 
-def read_record(row: Mapping[str, Any], context: Context) -> Conversation:
+def read_record(row: Mapping[str, Any], context: Context | None = None) -> Conversation:
     """Our own record, as it is: an unknown key is an error. In Parquet, nested columns hold JSON text.
 
     Raises:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from portlab_spec.conversation import Split, Tool
+from portlab_spec.data.importers.literals import read_json
 from portlab_spec.errors import UserError
 from portlab_spec.tools import read_tools
 
@@ -93,10 +94,10 @@ def split_named(name: Any) -> Split | None:
 
 
 class ToolReader:
-    """Reads `tools` values, each distinct one once: in most data sets all rows offer the same few lists."""
+    """Reads `tools` values, each distinct tool once: the rows of a data set offer few tools, in many lists."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[Tool, ...]] = {}
+        self._by_text: dict[str, tuple[Tool, ...]] = {}
 
     def __call__(self, value: Any) -> tuple[Tool, ...]:
         """The tools that a `tools` value of any shape holds.
@@ -104,12 +105,28 @@ class ToolReader:
         Raises:
             RowError: they cannot be read.
         """
-        key = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)
-        tools = self._known.get(key)
-        if tools is None:
+        if isinstance(value, str):
+            if (known := self._by_text.get(value)) is None:
+                known = self._by_text[value] = self._read(_decoded(value))
+            return known
+        return self._read(value)
+
+    def _read(self, value: Any) -> tuple[Tool, ...]:
+        entries = value if isinstance(value, list) else [value]
+        return tuple(tool for i, entry in enumerate(entries) for tool in self._entry(entry, f"tools[{i}]"))
+
+    def _entry(self, entry: Any, where: str) -> tuple[Tool, ...]:
+        key = json.dumps(entry, default=repr)
+        if (known := self._by_text.get(key)) is None:
             try:
-                tools = self._known[key] = read_tools(value, "tools")
+                known = self._by_text[key] = read_tools(entry, where)
             except UserError as error:
-                where = error.where.removeprefix("tools: ")
-                raise RowError(f"{where}: {error.what}", error.fix) from None
-        return tools
+                raise RowError(f"{error.where}: {error.what}", error.fix) from None
+        return known
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return read_json(text) if text.strip() else []
+    except ValueError as error:
+        raise RowError(f"tools is not JSON ({error})") from None

@@ -232,7 +232,7 @@ def _results(message: Mapping[str, Any]) -> Iterator[Result]:
         if content is not None:
             raise RowError("a tool message holds content and response", "Give one of them")
         yield Result(name, call_id, response=message["response"])
-    elif _is_named(content):
+    elif isinstance(content, Mapping) and _is_named(content):
         yield _named_result(content, name, call_id)
     elif isinstance(content, list) and content and all(map(_is_named, content)):
         yield from (_named_result(item, name, call_id) for item in content)

@@ -114,14 +114,13 @@ def _turns(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         where = f"conversations.{number}"
         if not isinstance(turn, Mapping):
             raise RowError(f"{where}: not an object")
-        role, text = (
-            turn.get(a) if turn.get(a) is not None else turn.get(b) for a, b in (("from", "role"), ("value", "content"))
-        )
-        if role != "function_call" and role not in ROLES:
+        role = turn.get("role") if turn.get("from") is None else turn["from"]
+        text = turn.get("content") if turn.get("value") is None else turn["value"]
+        if not isinstance(role, str) or not (role in ROLES or role == "function_call"):
             raise RowError(f"{where}: unknown speaker {role!r}")
         if not isinstance(text, str):
             raise RowError(f"{where}: value is not text")
-        yield ROLES.get(role, role), text
+        yield (role if role == "function_call" else ROLES[role]), text
 
 
 def _hermes_messages(role: str, text: str, context: Context) -> Iterator[dict[str, Any]]:
