@@ -4,29 +4,30 @@
     [get_weather(city="Oslo"), get_time()]                      Python
 
 Both forms are those of ai.google.dev/gemma/docs/capabilities/function-calling. Nothing is ever evaluated: JSON goes
-through `json`, Python through the small reader below, whose time is linear in its input.
+through `json`, Python through a reader of our own.
 """
 
 import json
-import keyword
-import math
-import re
-import unicodedata
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
 
 from portlab_spec.conversation import ToolCall
 from portlab_spec.errors import UserError
+from portlab_spec.formats import gemma3_python as python
+from portlab_spec.formats.gemma3_values import (
+    MAX_DEPTH,
+    CallSyntaxError,
+    checked_call,
+    faults,
+    finite,
+    integer,
+    is_unicode,
+    no_number,
+)
 
 Style = Literal["json", "python"]
 
-MAX_DEPTH = 64
-"""Deepest nesting of lists and objects in arguments, so that no reader's stack is at the mercy of its input."""
-
-
-class CallSyntaxError(Exception):
-    """Text that is no call, with the reason."""
-
+_ARGUMENT_KEYS = ("parameters", "arguments")  # the documented one, and OpenAI's
 
 # ------------------------------------------------------------------------------------------------ writing
 
@@ -40,33 +41,9 @@ def write_calls(calls: Sequence[ToolCall], style: Style, control_tokens: Sequenc
     for i, call in enumerate(calls):
         _check_writable(call, style, control_tokens, f"{where}[{i}]")
     if style == "python":
-        return f"[{', '.join(map(_python_call, calls))}]"
+        return f"[{', '.join(map(python.write_call, calls))}]"
     objects = [{"name": call.name, "parameters": call.arguments} for call in calls]
     return json.dumps(objects if len(objects) > 1 else objects[0], ensure_ascii=False)
-
-
-def faults(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Path and reason of every part of a value that is outside what both forms can carry."""
-    if depth > MAX_DEPTH:
-        yield path, f"lists and objects are nested more than {MAX_DEPTH} deep"
-    elif isinstance(value, str):
-        if not _is_unicode(value):
-            yield path, "a string holds half of a surrogate pair, which no tokenizer can encode"
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            yield path, f"{value!r} is no JSON number"
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from faults(key, f"{path}.{key!a}", depth + 1)
-            yield from faults(item, f"{path}.{key}", depth + 1)
-    elif isinstance(value, list | tuple):
-        for i, item in enumerate(value):
-            yield from faults(item, f"{path}[{i}]", depth + 1)
-    elif isinstance(value, int):
-        try:
-            str(value)
-        except ValueError:  # sys.get_int_max_str_digits(), which readers have too
-            yield path, "an integer has too many digits"
 
 
 def _check_writable(call: ToolCall, style: Style, control_tokens: Sequence[str], where: str) -> None:
@@ -77,15 +54,15 @@ def _check_writable(call: ToolCall, style: Style, control_tokens: Sequence[str],
             if token in text:
                 what = f"the text holds the control token {token!r}, which the format cannot escape"
                 raise UserError(what, where=f"{where}.{path}", fix="Remove or rewrite it in the data")
-    if not call.name or not _is_unicode(call.name):
+    if not call.name or not is_unicode(call.name):
         raise UserError("a call needs a name", where=where, fix="Name the tool")
     if style == "json":
         return
-    if not all(map(_is_identifier, call.name.split("."))):
+    if not all(map(python.is_identifier, call.name.split("."))):
         what = f"the tool name {call.name!r} cannot be written as a Python call"
         raise UserError(what, where=where, fix="Rename the tool, or use the format gemma3-json")
     for key in call.arguments:
-        if not _is_identifier(key):
+        if not python.is_identifier(key):
             what = f"the argument name {key!r} cannot be written in a Python call"
             raise UserError(what, where=f"{where}.arguments", fix="Rename it, or use the format gemma3-json")
 
@@ -102,34 +79,6 @@ def _strings(value: Any, path: str) -> Iterator[tuple[str, str]]:
             yield from _strings(item, f"{path}[{i}]")
 
 
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _is_identifier(text: str) -> bool:
-    """Whether Python reads `text` as a name and keeps it as it is: it folds compatibility characters (PEP 3131)."""
-    return text.isidentifier() and not keyword.iskeyword(text) and unicodedata.normalize("NFKC", text) == text
-
-
-def _python_call(call: ToolCall) -> str:
-    return f"{call.name}({', '.join(f'{key}={_literal(value)}' for key, value in call.arguments.items())})"
-
-
-def _literal(value: Any) -> str:
-    """A Python literal; strings in JSON's spelling, every escape of which Python reads alike."""
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_literal(key)}: {_literal(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_literal, value))}]"
-    return repr(value)
-
-
 # ------------------------------------------------------------------------------------------------ reading
 
 
@@ -140,26 +89,27 @@ def read_calls(text: str, style: Style) -> tuple[ToolCall, ...]:
         CallSyntaxError: it is anything else.
     """
     if style == "python":
-        return _whole(_Reader(text).call_list, text)
+        return python.read_calls(text, loose=False)
     return _calls_of_json(_json(text), ("parameters",))
 
 
-def read_calls_leniently(text: str, style: Style) -> tuple[ToolCall, ...] | None:
-    """The calls that a bracketed block, or a bare `f(a=1)`, is in any spelling that has one reading only.
+def read_calls_leniently(text: str) -> tuple[ToolCall, ...] | None:
+    """The calls that a text, as a whole, is in any spelling with one reading only; None if it is no call.
 
-    Beyond the strict grammar: the other style; `arguments` for `parameters`; single quotes, `True`/`true` and
-    trailing commas in either style; unknown escapes, kept as written. None if the text is no call.
+    Beyond the strict grammars of both styles: `arguments` for `parameters`; either quote, `True` or `true` and
+    trailing commas in either style; escapes that Python would keep with a warning; a bare call without a list.
     """
-    readers = {
-        "json": lambda: _calls_of_json(_json(text), ("parameters", "arguments")),
-        "loose json": lambda: _calls_of_json(_whole(_Reader(text, loose=True).value, text), ("parameters", "arguments")),
-        "python": lambda: _whole(_Reader(text, loose=True).call_list, text),
-        "one call": lambda: (_whole(_Reader(text, loose=True).call, text),),
-    }
-    order = ("json", "loose json", "python") if text[:1] in ("[", "{") else ("one call",)
-    for reader in order:
+    readers: list[Callable[[], tuple[ToolCall, ...]]] = [lambda: python.read_calls(text, loose=True)]
+    if text.startswith(("[", "{")):
+        # JSON first: where both read a string, an escaped slash means different things to them.
+        readers = [
+            lambda: _calls_of_json(_json(text), _ARGUMENT_KEYS),
+            lambda: _calls_of_json(python.read_value(text), _ARGUMENT_KEYS),
+            *readers,
+        ]
+    for reader in readers:
         try:
-            return readers[reader]()
+            return reader()
         except CallSyntaxError:
             continue
     return None
@@ -171,19 +121,23 @@ def names_in(text: str) -> Iterator[str]:
     In Python that is a word before `(`; in JSON the value of `name` in an outermost object or beside
     `parameters` or `arguments`, since an argument may be called `name` too.
     """
-    lexemes = list(_lexemes(text))
-    opened = next((i for i, (_, mark) in enumerate(lexemes) if mark not in ("[", "(")), 0) + 1
+    lexemes = list(python.lexemes(text))
+    outermost = next((i for i, (_, mark) in enumerate(lexemes) if mark not in ("[", "(")), 0) + 1
     depth = 0
     for i, (kind, lexeme) in enumerate(lexemes):
-        following = [t for _, t in lexemes[i + 1 : i + 5]]
+        after = lexemes[i + 1 : i + 5]
         if kind == "mark":
             depth += (lexeme in "[{(") - (lexeme in ")}]")
-        elif kind == "word" and following[:1] == ["("]:
+        elif kind == "word" and after[:1] == [("mark", "(")]:
             yield lexeme
-        elif lexeme.strip("\"'") == "name" and following[:1] == [":"] and len(following) > 1:
-            beside = len(following) > 3 and following[3].strip("\"'") in ("parameters", "arguments")
-            if (depth <= opened or beside) and following[1] not in tuple("[]{}(),:="):
-                yield following[1].strip("\"'")
+        elif _unquoted(lexeme) == "name" and after[:1] == [("mark", ":")] and after[1:]:
+            beside = len(after) > 3 and _unquoted(after[3][1]) in _ARGUMENT_KEYS
+            if (depth <= outermost or beside) and after[1][0] in ("string", "word"):
+                yield _unquoted(after[1][1])
+
+
+def _unquoted(lexeme: str) -> str:
+    return lexeme[1:-1] if lexeme[0] in "\"'" else lexeme
 
 
 def _calls_of_json(value: Any, argument_keys: Sequence[str]) -> tuple[ToolCall, ...]:
@@ -198,20 +152,14 @@ def _calls_of_json(value: Any, argument_keys: Sequence[str]) -> tuple[ToolCall, 
         name, arguments = item["name"], next(item[key] for key in argument_keys if key in item)
         if not isinstance(name, str) or not name or not isinstance(arguments, dict):
             raise CallSyntaxError("a call's name is text and its parameters are an object")
-        calls.append(_call(name, arguments))
+        calls.append(checked_call(name, arguments))
     return tuple(calls)
-
-
-def _call(name: str, arguments: dict[str, Any]) -> ToolCall:
-    for path, what in (*faults(name), *faults(arguments)):
-        raise CallSyntaxError(f"{ascii(path)[1:-1]}: {what}")
-    return ToolCall(name=name, arguments=arguments)
 
 
 def _json(text: str) -> Any:
     try:
         return json.loads(
-            text, object_pairs_hook=_object, parse_constant=_no_number, parse_float=_float, parse_int=_integer
+            text, object_pairs_hook=_object, parse_constant=no_number, parse_float=finite, parse_int=integer
         )
     except RecursionError:
         raise CallSyntaxError(f"lists and objects are nested more than {MAX_DEPTH} deep") from None
@@ -224,64 +172,3 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(out) < len(pairs):
         raise CallSyntaxError("a key stands twice in one object")
     return out
-
-
-def _no_number(text: str) -> NoReturn:
-    raise CallSyntaxError(f"{text} is no number")
-
-
-def _float(text: str) -> float:
-    number = float(text)
-    return number if math.isfinite(number) else _no_number(text)
-
-
-def _integer(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise CallSyntaxError("an integer has too many digits") from None
-
-
-# Possessive throughout: a quote or backslash that is never closed costs one pass, not one per character.
-_LEXEME = re.compile(
-    r"""\s*+(?:
-        (?P<string>"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+" | '[^'\\\n]*+(?:\\.[^'\\\n]*+)*+')
-      | (?P<mark>[\[\](){},:=])
-      | (?P<word>[^\s\[\](){},:="']++)
-      | (?P<quote>["'])
-    )""",
-    re.VERBOSE,
-)
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-_LOOSE_NUMBER = re.compile(r"[+-]?(?:(?:0|[1-9][0-9]*)(\.[0-9]*)?|(\.[0-9]+))([eE][+-]?[0-9]+)?")
-_LOOSE_NAME = re.compile(r"[^\W\d][\w.-]*")
-_WORDS = {"True": True, "False": False, "None": None}
-_LOOSE_WORDS = {**_WORDS, "true": True, "false": False, "null": None}
-_ESCAPE = re.compile(r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))")
-_SIMPLE = {"\\": "\\", "'": "'", '"': '"', "a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
-
-
-def _lexemes(text: str) -> Iterator[tuple[str, str]]:
-    at = 0
-    while match := _LEXEME.match(text, at):
-        kind = match.lastgroup or ""
-        yield kind, match[kind]
-        at = match.end()
-
-
-def _whole[T](read: Any, text: str) -> T:
-    raise NotImplementedError
-
-
-class _Reader:
-    """Recursive descent over calls with literal arguments; deeper than `MAX_DEPTH` is an error.
-
-    Strict is the part of Python that the writer uses, with either quote; `loose` adds JSON's constants, names
-    with dashes, numbers such as `.5`, and escapes that Python would keep with a warning.
-    """
-
-    def __init__(self, text: str, *, loose: bool = False) -> None:
-        self._lexemes = _lexemes(text)
-        self._loose = loose
-        self._depth = 0
-        self._next()

@@ -1,0 +1,298 @@
+"""The Gemma 3 wire formats: tool calls by agreement in the prompt, in JSON or in Python.
+
+Gemma 3 has no tokens for tools, and no developer turn. A conversation is
+
+    <bos><start_of_turn>user\\n DEVELOPER TEXT \\n\\n INSTRUCTION AND FUNCTIONS \\n\\n USER TEXT <end_of_turn>\\n
+    <start_of_turn>model\\n CALLS <end_of_turn>\\n
+    <start_of_turn>user\\n RESULTS <end_of_turn>\\n
+    <start_of_turn>model\\n TEXT <end_of_turn>\\n
+
+Without tools this is, byte for byte, what the chat template of google/gemma-3-*-it renders. The instruction follows
+ai.google.dev/gemma/docs/capabilities/function-calling; results are JSON lines in a `tool_output` fence, after
+ai.google.dev/gemma/docs/meme-generator. How calls look: `gemma3_calls`; how they are told from text: `gemma3_scan`.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from portlab_spec.conversation import Conversation, Message, Tool, ToolCall
+from portlab_spec.errors import UserError
+from portlab_spec.formats.gemma3_calls import Style, names_in, read_calls, write_calls
+from portlab_spec.formats.gemma3_scan import Scanner
+from portlab_spec.formats.gemma3_values import CallSyntaxError, faults
+from portlab_spec.formats.segments import Event, Parsed, Segment, Stream, TextTokenizer, plain
+
+BOS, EOS, PAD = "<bos>", "<eos>", "<pad>"
+TURN, END_TURN = "<start_of_turn>", "<end_of_turn>"
+IMAGE = "<start_of_image>"  # where a multimodal Gemma 3 puts an image: text must not forge one
+
+CONTROL_TOKENS = (BOS, EOS, PAD, TURN, END_TURN, IMAGE)
+STOP_TOKENS = (EOS, END_TURN)
+
+_CONTROL_RE = re.compile("|".join(map(re.escape, CONTROL_TOKENS)))
+_LONGEST = max(map(len, CONTROL_TOKENS))
+# Where a model that writes calls would write them: `_parse` takes text for an answer only elsewhere.
+_CALL_POSITION = re.compile(
+    r"\s*(?:```(?:json|python|tool_code|tool_calls?|)[ \t]*\r?\n\s*)?(?=[\[{])|\s*```tool_code\b"
+)
+
+_FORM: dict[Style, str] = {
+    "json": '{"name": function name, "parameters": dictionary of argument name and its value}'
+    ", or a JSON list of these for several calls",
+    "python": "[func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]",
+}
+
+
+@dataclass(frozen=True)
+class Gemma3:
+    """One of the two formats as an object, see `portlab_spec.formats.Format`.
+
+    Strictly, the model's turn is either calls in the given style and nothing else, or text, and ends with a stop
+    token. A turn that starts with `[` or `{`, or with a code fence around one, is calls or an error, and so is a
+    turn with a block of calls anywhere else: text that holds one cannot be told from a call in the wrong place.
+    """
+
+    style: Style
+    control_tokens: tuple[str, ...] = CONTROL_TOKENS
+    stop_tokens: tuple[str, ...] = STOP_TOKENS
+    added_tokens: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """`gemma3-json` or `gemma3-python`."""
+        return f"gemma3-{self.style}"
+
+    def render(self, conversation: Conversation, *, generation_prompt: bool = False) -> list[Segment]:
+        """Segments of a conversation.
+
+        Raises:
+            UserError: text holds a control token, a value cannot be written, turns are out of order, or an answer
+                in text would read as a call.
+        """
+        turns = _turns(conversation)
+        out = [_control(BOS)]
+        for n, messages in enumerate(turns):
+            model = messages[0][1].role == "assistant"
+            loss = model and messages[0][1].supervised
+            out += [_control(TURN), Segment("model\n" if model else "user\n")]
+            if n == 0:
+                out += _preamble(conversation, self.style)
+            out.append(self._model_turn(conversation, *messages[0]) if model else _user_turn(messages, conversation))
+            out += [_control(END_TURN, loss=loss), Segment("\n")]
+        if generation_prompt:
+            out += [_control(TURN), Segment("model\n")]
+        return out
+
+    def _model_turn(self, conversation: Conversation, i: int, message: Message) -> Segment:
+        where = f"{conversation.id}: messages[{i}]"
+        if message.reasoning:
+            raise UserError("Gemma 3 has no place for reasoning", where=where, fix="Remove it from the data")
+        if message.tool_calls:
+            text = write_calls(message.tool_calls, self.style, CONTROL_TOKENS, f"{where}.tool_calls")
+            return Segment(text, loss=message.supervised)
+        text = (message.content or "").strip()
+        if not text:
+            raise UserError("an assistant message is empty", where=where, fix="Give it text or a call")
+        answer = _text(text, f"{where}.content", loss=message.supervised)
+        if conversation.tools and (error := self.parse_text(text + END_TURN).error):
+            what = f"this text would be read as a call ({error})"
+            raise UserError(what, where=f"{where}.content", fix="Make it a call, or begin with other words")
+        return answer
+
+    def parse(self, ids: Sequence[int], tokenizer: TextTokenizer, *, lenient: bool = False) -> Parsed:
+        """Calls and text in ids: only a control token's id ends the turn, never its spelling."""
+        by_id = {tokenizer.token_id(token): token for token in CONTROL_TOKENS}
+        end = next((i for i, token in enumerate(ids) if token in by_id), len(ids))
+        control = by_id[ids[end]] if end < len(ids) else ""
+        return _parse(tokenizer.decode(ids[:end]), control, len(ids) > end + 1, self.style, lenient)
+
+    def parse_text(self, text: str, *, lenient: bool = False) -> Parsed:
+        """As `parse`, from text in which control tokens are written out.
+
+        The beginning of a control token at the end of cut-off text is not text.
+        """
+        found = _CONTROL_RE.search(text)
+        if found is None:
+            return _parse(text[: len(text) - _token_so_far(text)], "", False, self.style, lenient)
+        return _parse(text[: found.start()], found[0], found.end() < len(text), self.style, lenient)
+
+    def stream(self, *, lenient: bool = False) -> Stream:
+        """A parser for output that arrives in pieces."""
+        return _Stream(self, lenient)
+
+
+JSON = Gemma3("json")
+PYTHON = Gemma3("python")
+
+
+# ---------------------------------------------------------------------------------------------- rendering
+
+
+def _control(token: str, *, loss: bool = False) -> Segment:
+    return Segment(token, loss=loss, control=True)
+
+
+def _text(text: str, where: str, *, loss: bool = False) -> Segment:
+    for _, what in faults(text):
+        raise UserError(what, where=where, fix="Mend the text")
+    return plain(text, where, CONTROL_TOKENS, loss=loss)
+
+
+_PLACE = {"user": "a user message", "assistant": "an answer", "tool": "tool results"}
+_NEXT = {
+    "the start": ("user",),
+    "a user message": ("assistant",),
+    "an answer": ("user",),
+    "tool calls": ("tool",),
+    "tool results": ("tool", "assistant"),
+}
+
+
+def _turns(conversation: Conversation) -> list[list[tuple[int, Message]]]:
+    """Numbered messages by turn, without the developer's: results of one round of calls share a turn.
+
+    Raises:
+        UserError: the turns do not alternate, or results do not follow calls.
+    """
+    turns: list[list[tuple[int, Message]]] = []
+    place = "the start"
+    for i, message in enumerate(conversation.messages):
+        if message.role == "developer" and i == 0:
+            continue
+        if message.role not in _NEXT[place]:
+            what = f"a message of role {message.role} follows {place}"
+            fix = f"Gemma 3's turns alternate: one of role {' or '.join(_NEXT[place])} comes here"
+            raise UserError(what, where=f"{conversation.id}: messages[{i}]", fix=fix)
+        if place == "tool results" and message.role == "tool":
+            turns[-1].append((i, message))
+        else:
+            turns.append([(i, message)])
+        place = "tool calls" if message.tool_calls else _PLACE[message.role]
+    if not turns:
+        raise UserError("there is no user message", where=conversation.id, fix="Add one")
+    return turns
+
+
+def _preamble(conversation: Conversation, style: Style) -> list[Segment]:
+    """What the first user turn begins with. The template trims every text but the developer's."""
+    out = []
+    first = conversation.messages[0]
+    if first.role == "developer":
+        out.append(_text(f"{first.content}\n\n", f"{conversation.id}: messages[0].content"))
+    if conversation.tools:
+        functions = ", ".join(_function(tool, f"{conversation.id}: tool {tool.name}") for tool in conversation.tools)
+        out.append(Segment(_instruction(style) + f"[{functions}]\n\n"))
+    return out
+
+
+def _instruction(style: Style) -> str:
+    return (
+        "You have access to functions. If you decide to invoke any of the function(s), you MUST put it in the format of"
+        f"\n{_FORM[style]}\n\nYou SHOULD NOT include any other text in the response if you call a function\n"
+    )
+
+
+def _function(tool: Tool, where: str) -> str:
+    return _json_line({"name": tool.name, "description": tool.description, "parameters": tool.parameters}, where)
+
+
+def _user_turn(messages: Sequence[tuple[int, Message]], conversation: Conversation) -> Segment:
+    where = f"{conversation.id}: messages"
+    i, message = messages[0]
+    if message.role == "user":
+        return _text((message.content or "").strip(), f"{where}[{i}].content")
+    results = []
+    for i, result in messages:
+        response = result.content if result.response is None else result.response
+        results.append(_json_line({"name": result.name, "response": response}, f"{where}[{i}]"))
+    return Segment("```tool_output\n" + "\n".join(results) + "\n```")
+
+
+def _json_line(value: Any, where: str) -> str:
+    for path, what in faults(value):
+        raise UserError(what, where=ascii(f"{where}{path}")[1:-1], fix="Mend the data")
+    return plain(json.dumps(value, ensure_ascii=False), where, CONTROL_TOKENS).text
+
+
+# ------------------------------------------------------------------------------------------------ parsing
+
+
+def _parse(body: str, control: str, goes_on: bool, style: Style, lenient: bool) -> Parsed:
+    """What a turn says.
+
+    Args:
+        body: the turn up to its first control token.
+        control: that token, empty if there is none.
+        goes_on: whether anything stands behind it.
+        style: of the strict grammar.
+        lenient: whether calls that it refuses are read all the same.
+    """
+    scanner = Scanner()
+    scanner.feed(body)
+    scanner.finish(ended=bool(control))
+    stopped = control in STOP_TOKENS
+    calls, error = _strict_calls(body.strip(), scanner, style)
+    if control and not stopped:
+        error = f"{control} in the model's turn"
+    elif goes_on:
+        error = "output goes on after a stop token"
+    elif not stopped:
+        error = "cut off before a stop token"
+    if error is None and calls:
+        return Parsed(calls, stopped=True, names=tuple(call.name for call in calls))
+    names = scanner.names
+    if error and not scanner.calls and (position := _CALL_POSITION.match(body)):
+        names = list(names_in(body[position.end() :]))
+    kept = tuple(scanner.calls) if lenient else ()
+    return Parsed(kept, "".join(scanner.text).strip(), error, stopped, tuple(names))
+
+
+def _strict_calls(body: str, scanner: Scanner, style: Style) -> tuple[tuple[ToolCall, ...], str | None]:
+    """The calls of a whole turn, none if it is text, or why it is neither."""
+    if not body:
+        return (), "the answer is empty"
+    if body[0] in "[{":
+        try:
+            return read_calls(body, style), None
+        except CallSyntaxError as error:
+            return (), str(error)
+    if scanner.calls:
+        return (), "calls stand beside text or in a code fence"
+    if _CALL_POSITION.match(body):
+        return (), "the code fence holds no calls"
+    return (), None
+
+
+def _token_so_far(text: str) -> int:
+    """How many characters at the end of a text may yet become a control token."""
+    longest = min(_LONGEST - 1, len(text))
+    return next((n for n in range(longest, 0, -1) if any(t.startswith(text[-n:]) for t in CONTROL_TOKENS)), 0)
+
+
+class _Stream:
+    """See `portlab_spec.formats.segments.Stream`."""
+
+    def __init__(self, form: Gemma3, lenient: bool) -> None:
+        self._form, self._lenient = form, lenient
+        self._scanner = Scanner()
+        self._all: list[str] = []
+        self._held = ""  # what may yet become a control token
+        self._ended = False
+
+    def feed(self, text: str) -> list[Event]:
+        self._all.append(text)
+        if self._ended:
+            return []
+        text = self._held + text
+        if end := _CONTROL_RE.search(text):
+            self._ended = True
+            return self._scanner.feed(text[: end.start()]) + self._scanner.finish(ended=True)
+        certain = len(text) - _token_so_far(text)
+        self._held = text[certain:]
+        return self._scanner.feed(text[:certain])
+
+    def close(self) -> Parsed:
+        return self._form.parse_text("".join(self._all), lenient=self._lenient)
