@@ -5,7 +5,7 @@ Lowering changes the spelling of a schema, never what it accepts, but for one si
 `anyOf`. What has no such spelling (a union, a default, a limit) stays as it is for `portlab_spec.tools.lint` to report.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from portlab_spec.errors import UserError
@@ -248,13 +248,3 @@ def _required(schema: Schema, where: str) -> list[str]:
 
 def _rank(key: str) -> int:
     return _ORDER.index(key) if key in _ORDER else len(_ORDER)
-
-
-def map_schemas(schema: Schema, change: Callable[[Schema], Schema]) -> Schema:
-    """The schema with `change` applied to it and, from the inside out, to every property and item in it."""
-    out = dict(schema)
-    if isinstance(out.get("properties"), Mapping):
-        out["properties"] = {name: map_schemas(inner, change) for name, inner in out["properties"].items()}
-    if isinstance(out.get("items"), Mapping):
-        out["items"] = map_schemas(out["items"], change)
-    return change(out)
