@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from portlab_spec.conversation import Conversation, Message, Tool, ToolCall
+from portlab_spec.formats import Format
+from portlab_spec.formats.gemma4 import REVISIONS, Gemma4
+from portlab_spec.formats.markers import FUNCTIONGEMMA, GEMMA4
 
 FRAGMENTS = (
     "x", "y} {z:1", '"', "'", '\\"', "{", "}", "[", "]", ",", ":", "call:f{a:1}", "\n", "\r\n", "\t", "\\", "\\n",
@@ -26,7 +29,7 @@ class Taste:
     """What a format's conversations may hold."""
 
     refused: tuple[str, ...] = ()
-    reasoning: bool = False
+    reasoning: str = ""  # "calls": beside calls only; "all": beside texts too
     null: bool = True
     standard_names: bool = True
     free_keys: bool = False  # keys of arguments need not be identifiers
@@ -36,8 +39,21 @@ class Taste:
     floats: bool = True
     reserved_words: frozenset[str] = field(default_factory=frozenset)
     excluded_characters: str = ""
-    results: bool = True
-    developer_only_first: bool = True
+
+
+def taste_of(fmt: Format) -> Taste:
+    """What a format can render."""
+    if isinstance(fmt, Gemma4):
+        revision = REVISIONS[fmt.revision]
+        return Taste(
+            refused=GEMMA4.refused,
+            reasoning="" if revision.thinks == "none" else revision.thinks,
+            null=bool(revision.null),
+            standard_names=not revision.drops_standard_names,
+            free_keys=True,
+            object_descriptions=revision.early,
+        )
+    return Taste(refused=FUNCTIONGEMMA.refused, standard_names=fmt.name != "functiongemma")
 
 
 def conversation(rng: random.Random, taste: Taste, *, id: str = "c") -> Conversation:
@@ -48,7 +64,7 @@ def conversation(rng: random.Random, taste: Taste, *, id: str = "c") -> Conversa
         messages.append(Message(role="developer", content=_text(rng, taste, empty=0.1)))
     for _ in range(rng.randint(1, 3)):
         messages.append(Message(role="user", content=_text(rng, taste, empty=0.02)))
-        while tools and taste.results and rng.random() < 0.3:
+        while tools and rng.random() < 0.3:
             calls = _calls(rng, taste, tools)
             messages.append(_assistant(rng, taste, tool_calls=calls))
             messages += [_result(rng, taste, call.name) for call in calls]
@@ -66,7 +82,9 @@ def argument_value(rng: random.Random, taste: Taste, depth: int = 0) -> Any:
         lambda: rng.choice((True, False)),
     ]
     if taste.floats:
-        makers.append(lambda: rng.choice((0.0, -0.0, 1.5, 1e-5, 1e21, 1.7976931348623157e308, 5e-324, rng.gauss(0, 1e3))))
+        makers.append(
+            lambda: rng.choice((0.0, -0.0, 1.5, 1e-5, 1e21, 1.7976931348623157e308, 5e-324, rng.gauss(0, 1e3)))
+        )
     if taste.null:
         makers.append(lambda: None)
     if depth < 3:
@@ -86,7 +104,8 @@ def _calls(rng: random.Random, taste: Taste, tools: tuple[Tool, ...]) -> tuple[T
 
 
 def _assistant(rng: random.Random, taste: Taste, **what: Any) -> Message:
-    reasoning = _text(rng, taste) if taste.reasoning and rng.random() < 0.4 else None
+    thinks = taste.reasoning == "all" or (taste.reasoning == "calls" and "tool_calls" in what)
+    reasoning = _text(rng, taste) if thinks and rng.random() < 0.4 else None
     return Message(role="assistant", reasoning=reasoning, supervised=rng.random() < 0.9, **what)
 
 
@@ -158,5 +177,9 @@ def _text(rng: random.Random, taste: Taste, *, empty: float = 0.0) -> str:
             for _ in range(rng.randint(1, 6))
         ]
         text = "".join(parts).strip()
-        if text and not any(token in text for token in taste.refused) and not set(text) & set(taste.excluded_characters):
+        if (
+            text
+            and not any(token in text for token in taste.refused)
+            and not set(text) & set(taste.excluded_characters)
+        ):
             return text

@@ -48,9 +48,7 @@ class DeclarationWriter:
 
     def _parameters(self, schema: Mapping[str, Any], where: str) -> list[Segment]:
         if str(schema.get("type")).lower() != "object":
-            raise UserError(
-                f"parameters are of type {schema.get('type')!r}", where=where, fix="Set type to object"
-            )
+            raise UserError(f"parameters are of type {schema.get('type')!r}", where=where, fix="Set type to object")
         parts = []
         if schema.get("properties"):
             parts.append([Segment("properties:"), *self._properties(schema["properties"], where)])
@@ -126,7 +124,9 @@ class DeclarationWriter:
     def _kind(self, schema: Mapping[str, Any], where: str) -> str:
         kind = schema.get("type")
         if not isinstance(kind, str):
-            raise UserError(f"the schema has no single type ({kind!r})", where=where, fix="Give it one JSON Schema type")
+            raise UserError(
+                f"the schema has no single type ({kind!r})", where=where, fix="Give it one JSON Schema type"
+            )
         return kind.lower()
 
     def _type(self, kind: str, where: str) -> list[Segment]:

@@ -104,7 +104,9 @@ def _check(message: Message, previous: str, where: str) -> None:
     if role == "tool" and previous not in ("tool_calls", "tool"):
         raise UserError("a tool result without a call before it", where=where, fix="Add the call")
     if role == "user" and previous in ("tool_calls", "tool"):
-        raise UserError(f"a user message follows {_WORDS[previous]}", where=where, fix="Put results and the answer in between")
+        raise UserError(
+            f"a user message follows {_WORDS[previous]}", where=where, fix="Put results and the answer in between"
+        )
     if role != "assistant":
         return
     if previous == "tool_calls":
@@ -115,5 +117,3 @@ def _check(message: Message, previous: str, where: str) -> None:
         raise UserError("the format has no thinking channel", where=where, fix="Remove the reasoning, or use gemma4")
     if not message.tool_calls and not (message.content or "").strip():
         raise UserError("an assistant message is empty", where=where, fix="Give it text or a call")
-
-

@@ -233,7 +233,9 @@ class _Renderer:
         if role == "tool" and previous not in ("tool_calls", "tool"):
             raise UserError("a tool result without a call before it", where=where, fix="Add the call")
         if previous == "tool_calls" and role != "tool":
-            raise UserError(f"a message of role {role} follows tool calls", where=where, fix="Put the results in between")
+            raise UserError(
+                f"a message of role {role} follows tool calls", where=where, fix="Put the results in between"
+            )
         if role == "user" and previous == "tool" and not latest:
             raise UserError("a user message follows tool results", where=where, fix="Put the answer in between")
         if role != "assistant":

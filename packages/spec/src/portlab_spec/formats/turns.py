@@ -51,7 +51,10 @@ class TurnWriter:
             inner = f"{where}.tool_calls[{j}]"
             if not _NAME.fullmatch(call.name):
                 raise UserError(f"{call.name!r} is not a tool name", where=inner, fix="Use letters, digits, _ . -")
-            out += [self.control(markers.call, loss=loss), plain(f"call:{call.name}", inner, markers.refused, loss=loss)]
+            out += [
+                self.control(markers.call, loss=loss),
+                plain(f"call:{call.name}", inner, markers.refused, loss=loss),
+            ]
             out += self.values.fields(call.arguments, f"{inner}.arguments", loss=loss)
             out.append(self.control(markers.end_call, loss=loss))
         return out
