@@ -16,9 +16,10 @@ from portlab_spec.formats.markers import FUNCTIONGEMMA, GEMMA4
 
 FRAGMENTS = (
     "x", "y} {z:1", '"', "'", '\\"', "{", "}", "[", "]", ",", ":", "call:f{a:1}", "\n", "\r\n", "\t", "\\", "\\n",
-    " ", "  ", "null", "None", "true", "555", "02134", "-1", "1e5", "NaN", "é", "ß", "ﬁ", "日本語", "🦙", "👩‍💻", "\u200b",
-    "\u00a0", "<", "<|", "|>", "<escape", "end_of_turn>", "<br>", "```", "```json\n", "}<", "response:f{value:1}", "…",
-    "a=1", "f(a=1)", "[f()]", "\x00", "\x7f", "\u2028", "\ufeff", "\U0010ffff", "e\u0301", "thought\n", "model\n", "İ",
+    " ", "  ", "null", "None", "true", "555", "02134", "-1", "1e5", "NaN", "é", "ß", "ﬁ", "日本語", "🦙", "👩‍💻",
+    "\u200b", "\u00a0", "<", "<|", "|>", "<escape", "end_of_turn>", "<br>", "```", "```json\n", "}<", "response:f{value:1}",
+    "…", "a=1", "f(a=1)", "[f()]", "\x00", "\x7f", "\u2028", "\ufeff", "\U0010ffff", "e\u0301", "thought\n", "model\n",
+    "İ",
 )  # fmt: skip
 WORDS = ("get", "set", "weather", "steps", "of", "day", "Zone", "A", "b", "_x", "HTTP", "list", "json")
 STANDARD_NAMES = ("description", "type", "properties", "required", "nullable")

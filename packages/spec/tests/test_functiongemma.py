@@ -94,6 +94,113 @@ def test_tool_without_parameters_has_no_properties():
     assert "properties" not in rendered
 
 
+def declared(properties, **more):
+    """The text between `properties:{` and the end of the declaration."""
+    tool = Tool(name="t", description="d", parameters={"type": "object", "properties": properties, **more})
+    head = "declaration:t{description:<escape>d<escape>,parameters:{properties:{"
+    return text_of(conversation(DEVELOPER, ASK, tools=(tool,))).partition(head)[2].partition("<end_function_decl")[0]
+
+
+# What the official template makes of each construct, retyped from its published outputs.
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"type": "string"}, "description:<escape><escape>,type:<escape>STRING<escape>"),
+        ({"type": "NUMBER", "description": "n"}, "description:<escape>n<escape>,type:<escape>NUMBER<escape>"),
+        (
+            {"type": "string", "description": "c", "enum": ["red", "blue"]},
+            "description:<escape>c<escape>,enum:[<escape>red<escape>,<escape>blue<escape>],type:<escape>STRING<escape>",
+        ),
+        (
+            {"type": "array", "description": "e", "items": {"type": "string"}},
+            "description:<escape>e<escape>,items:{type:<escape>STRING<escape>},type:<escape>ARRAY<escape>",
+        ),
+        (
+            {
+                "type": "object",
+                "description": "o",
+                "properties": {"b": {"type": "string", "description": "B"}, "a": {"type": "string"}},
+                "required": ["a"],
+            },
+            "description:<escape>o<escape>,properties:{a:{description:<escape><escape>,type:<escape>STRING<escape>},"
+            "b:{description:<escape>B<escape>,type:<escape>STRING<escape>}},required:[<escape>a<escape>],"
+            "type:<escape>OBJECT<escape>",
+        ),
+    ],
+)
+def test_a_parameter_is_declared_as_the_official_template_does(schema, expected):
+    assert declared({"x": schema}) == f"x:{{{expected}}}}},type:<escape>OBJECT<escape>}}}}"
+
+
+@pytest.mark.parametrize(
+    ("schema", "complaint"),
+    [
+        ({"type": ["string", "null"]}, "no single type"),
+        ({"description": "untyped"}, "no single type"),
+        ({"type": "integer", "enum": [1, 2]}, "an enum of type integer is not rendered"),
+        ({"type": "string", "enum": [1, 2]}, "only strings can stand here"),
+        ({"type": "object", "additionalProperties": {"type": "string"}}, "an object needs `properties`"),
+        ({"type": "array"}, "an array needs `items`"),
+        ({"type": "array", "items": {"type": "array", "items": {"type": "string"}}}, "a list of lists"),
+    ],
+)
+def test_what_the_template_renders_wrongly_is_refused(schema, complaint):
+    with pytest.raises(UserError, match=complaint) as refusal:
+        declared({"x": schema})
+    assert refusal.value.where.startswith("c: tool t.parameters.x")
+
+
+@pytest.mark.parametrize("name", ["description", "type", "properties", "required", "nullable"])
+def test_a_parameter_that_the_template_drops_for_its_name_is_refused(name):
+    with pytest.raises(UserError, match=f"the template drops parameters called '{name}'"):
+        declared({name: {"type": "string"}})
+
+
+def test_an_action_of_a_phone_with_its_date_and_two_calls():
+    calendar = Tool(
+        name="create_calendar_event",
+        description="Creates a new calendar event.",
+        parameters={
+            "type": "OBJECT",
+            "properties": {
+                "title": {"type": "STRING", "description": "The title of the event."},
+                "datetime": {"type": "STRING", "description": "The date and time of the event."},
+            },
+            "required": ["title", "datetime"],
+        },
+    )
+    wifi = Tool(name="open_wifi_settings", description="Opens the Wi-Fi settings.")
+    developer = Message(role="developer", content="Day of week is Friday\nUse these functions\n")
+    arguments = {"title": "Meeting with Mr. Dubois", "datetime": "2026-01-20T15:00:00"}
+    calls = Message(
+        role="assistant", tool_calls=(ToolCall(name=calendar.name, arguments=arguments), ToolCall(name=wifi.name))
+    )
+    conv = conversation(developer, Message(role="user", content="Set it up."), calls, tools=(wifi, calendar))
+    assert text_of(conv) == (
+        "<bos><start_of_turn>developer\nDay of week is Friday\nUse these functions"
+        "<start_function_declaration>declaration:open_wifi_settings{description:<escape>Opens the Wi-Fi settings."
+        "<escape>,parameters:{type:<escape>OBJECT<escape>}}<end_function_declaration>"
+        "<start_function_declaration>declaration:create_calendar_event{description:<escape>Creates a new calendar"
+        " event.<escape>,parameters:{properties:{datetime:{description:<escape>The date and time of the event."
+        "<escape>,type:<escape>STRING<escape>},title:{description:<escape>The title of the event.<escape>,"
+        "type:<escape>STRING<escape>}},required:[<escape>title<escape>,<escape>datetime<escape>],"
+        "type:<escape>OBJECT<escape>}}<end_function_declaration><end_of_turn>\n"
+        "<start_of_turn>user\nSet it up.<end_of_turn>\n<start_of_turn>model\n"
+        "<start_function_call>call:create_calendar_event{datetime:<escape>2026-01-20T15:00:00<escape>,"
+        "title:<escape>Meeting with Mr. Dubois<escape>}<end_function_call>"
+        "<start_function_call>call:open_wifi_settings{}<end_function_call><start_function_response>"
+    )
+
+
+def test_a_structured_result_is_written_field_by_field():
+    result = Message(role="tool", name=WEATHER.name, response={"weather": "sunny", "temperature": 15})
+    answer = Message(role="assistant", content="Sunny, 15 degrees.")
+    assert text_of(conversation(DEVELOPER, ASK, CALL_LONDON, result, answer)).endswith(
+        "<start_function_response>response:get_current_temperature{temperature:15,weather:<escape>sunny<escape>}"
+        "<end_function_response>Sunny, 15 degrees.<end_of_turn>\n"
+    )
+
+
 def test_required_keeps_its_order_while_properties_are_sorted():
     tool = Tool(
         name="send",
