@@ -23,17 +23,17 @@ from portlab_spec.errors import UserError
 from portlab_spec.formats.gemma3_calls import Style, names_in, read_calls, write_calls
 from portlab_spec.formats.gemma3_scan import Scanner
 from portlab_spec.formats.gemma3_values import CallSyntaxError, faults
-from portlab_spec.formats.segments import Event, Parsed, Segment, Stream, TextTokenizer, plain
+from portlab_spec.formats.output import Splitter, pieces_of_ids
+from portlab_spec.formats.segments import Delta, Event, Parsed, Segment, Stream, TextTokenizer, plain
 
 BOS, EOS, PAD = "<bos>", "<eos>", "<pad>"
 TURN, END_TURN = "<start_of_turn>", "<end_of_turn>"
-IMAGE = "<start_of_image>"  # where a multimodal Gemma 3 puts an image: text must not forge one
 
-CONTROL_TOKENS = (BOS, EOS, PAD, TURN, END_TURN, IMAGE)
+CONTROL_TOKENS = (BOS, EOS, PAD, TURN, END_TURN)
 STOP_TOKENS = (EOS, END_TURN)
+# Text may not forge the place of an image either.
+_REFUSED = (*CONTROL_TOKENS, "<start_of_image>", "<end_of_image>", "<image_soft_token>")
 
-_CONTROL_RE = re.compile("|".join(map(re.escape, CONTROL_TOKENS)))
-_LONGEST = max(map(len, CONTROL_TOKENS))
 # Where a model that writes calls would write them: `_parse` takes text for an answer only elsewhere.
 _CALL_POSITION = re.compile(
     r"\s*(?:```(?:json|python|tool_code|tool_calls?|)[ \t]*\r?\n\s*)?(?=[\[{])|\s*```tool_code\b"
@@ -91,7 +91,7 @@ class Gemma3:
         if message.reasoning:
             raise UserError("Gemma 3 has no place for reasoning", where=where, fix="Remove it from the data")
         if message.tool_calls:
-            text = write_calls(message.tool_calls, self.style, CONTROL_TOKENS, f"{where}.tool_calls")
+            text = write_calls(message.tool_calls, self.style, _REFUSED, f"{where}.tool_calls")
             return Segment(text, loss=message.supervised)
         text = (message.content or "").strip()
         if not text:
@@ -104,20 +104,18 @@ class Gemma3:
 
     def parse(self, ids: Sequence[int], tokenizer: TextTokenizer, *, lenient: bool = False) -> Parsed:
         """Calls and text in ids: only a control token's id ends the turn, never its spelling."""
-        by_id = {tokenizer.token_id(token): token for token in CONTROL_TOKENS}
-        end = next((i for i, token in enumerate(ids) if token in by_id), len(ids))
-        control = by_id[ids[end]] if end < len(ids) else ""
-        return _parse(tokenizer.decode(ids[:end]), control, len(ids) > end + 1, self.style, lenient)
+        return _parse(list(pieces_of_ids(ids, CONTROL_TOKENS, tokenizer)), self.style, lenient)
 
     def parse_text(self, text: str, *, lenient: bool = False) -> Parsed:
         """As `parse`, from text in which control tokens are written out.
 
         The beginning of a control token at the end of cut-off text is not text.
         """
-        found = _CONTROL_RE.search(text)
-        if found is None:
-            return _parse(text[: len(text) - _token_so_far(text)], "", False, self.style, lenient)
-        return _parse(text[: found.start()], found[0], found.end() < len(text), self.style, lenient)
+        splitter = Splitter(CONTROL_TOKENS)
+        pieces = list(splitter.feed(text))
+        if any(control for _, control in pieces):
+            pieces += splitter.close()
+        return _parse(pieces, self.style, lenient)
 
     def stream(self, *, lenient: bool = False) -> Stream:
         """A parser for output that arrives in pieces."""
@@ -138,7 +136,7 @@ def _control(token: str, *, loss: bool = False) -> Segment:
 def _text(text: str, where: str, *, loss: bool = False) -> Segment:
     for _, what in faults(text):
         raise UserError(what, where=where, fix="Mend the text")
-    return plain(text, where, CONTROL_TOKENS, loss=loss)
+    return plain(text, where, _REFUSED, loss=loss)
 
 
 _PLACE = {"user": "a user message", "assistant": "an answer", "tool": "tool results"}
@@ -214,30 +212,31 @@ def _user_turn(messages: Sequence[tuple[int, Message]], conversation: Conversati
 def _json_line(value: Any, where: str) -> str:
     for path, what in faults(value):
         raise UserError(what, where=ascii(f"{where}{path}")[1:-1], fix="Mend the data")
-    return plain(json.dumps(value, ensure_ascii=False), where, CONTROL_TOKENS).text
+    return plain(json.dumps(value, ensure_ascii=False), where, _REFUSED).text
 
 
 # ------------------------------------------------------------------------------------------------ parsing
 
 
-def _parse(body: str, control: str, goes_on: bool, style: Style, lenient: bool) -> Parsed:
+def _parse(pieces: Sequence[tuple[str, bool]], style: Style, lenient: bool) -> Parsed:
     """What a turn says.
 
     Args:
-        body: the turn up to its first control token.
-        control: that token, empty if there is none.
-        goes_on: whether anything stands behind it.
+        pieces: runs of text and control tokens, which are marked; the first token ends the turn.
         style: of the strict grammar.
         lenient: whether calls that it refuses are read all the same.
     """
+    end = next((i for i, (_, control) in enumerate(pieces) if control), len(pieces))
+    body = "".join(text for text, _ in pieces[:end])
+    token = pieces[end][0] if end < len(pieces) else ""
     scanner = Scanner()
     scanner.feed(body)
-    scanner.finish(ended=bool(control))
-    stopped = control in STOP_TOKENS
+    scanner.finish(ended=bool(token))
+    stopped = token in STOP_TOKENS
     calls, error = _strict_calls(body.strip(), scanner, style)
-    if control and not stopped:
-        error = f"{control} in the model's turn"
-    elif goes_on:
+    if token and not stopped:
+        error = f"{token} in the model's turn"
+    elif len(pieces) > end + 1:
         error = "output goes on after a stop token"
     elif not stopped:
         error = "cut off before a stop token"
@@ -247,7 +246,7 @@ def _parse(body: str, control: str, goes_on: bool, style: Style, lenient: bool) 
     if error and not scanner.calls and (position := _CALL_POSITION.match(body)):
         names = list(names_in(body[position.end() :]))
     kept = tuple(scanner.calls) if lenient else ()
-    return Parsed(kept, "".join(scanner.text).strip(), error, stopped, tuple(names))
+    return Parsed(kept, "".join(scanner.text), error, stopped, tuple(names))
 
 
 def _strict_calls(body: str, scanner: Scanner, style: Style) -> tuple[tuple[ToolCall, ...], str | None]:
@@ -266,33 +265,25 @@ def _strict_calls(body: str, scanner: Scanner, style: Style) -> tuple[tuple[Tool
     return (), None
 
 
-def _token_so_far(text: str) -> int:
-    """How many characters at the end of a text may yet become a control token."""
-    longest = min(_LONGEST - 1, len(text))
-    return next((n for n in range(longest, 0, -1) if any(t.startswith(text[-n:]) for t in CONTROL_TOKENS)), 0)
-
-
 class _Stream:
     """See `portlab_spec.formats.segments.Stream`."""
 
     def __init__(self, form: Gemma3, lenient: bool) -> None:
         self._form, self._lenient = form, lenient
+        self._splitter = Splitter(CONTROL_TOKENS)
         self._scanner = Scanner()
         self._all: list[str] = []
-        self._held = ""  # what may yet become a control token
         self._ended = False
 
     def feed(self, text: str) -> list[Event]:
         self._all.append(text)
-        if self._ended:
-            return []
-        text = self._held + text
-        if end := _CONTROL_RE.search(text):
-            self._ended = True
-            return self._scanner.feed(text[: end.start()]) + self._scanner.finish(ended=True)
-        certain = len(text) - _token_so_far(text)
-        self._held = text[certain:]
-        return self._scanner.feed(text[:certain])
+        events: list[Event] = []
+        for piece, control in self._splitter.feed(text):
+            if not self._ended:
+                events += self._scanner.finish(ended=True) if control else self._scanner.feed(piece)
+                self._ended = control
+        # What follows may void a call that is strictly read.
+        return [event for event in events if self._lenient or isinstance(event, Delta)]
 
     def close(self) -> Parsed:
         return self._form.parse_text("".join(self._all), lenient=self._lenient)

@@ -15,7 +15,6 @@ from portlab_spec.conversation import ToolCall
 from portlab_spec.errors import UserError
 from portlab_spec.formats import gemma3_python as python
 from portlab_spec.formats.gemma3_values import (
-    MAX_DEPTH,
     CallSyntaxError,
     checked_call,
     faults,
@@ -24,6 +23,7 @@ from portlab_spec.formats.gemma3_values import (
     is_unicode,
     no_number,
 )
+from portlab_spec.formats.values import MAX_DEPTH
 
 Style = Literal["json", "python"]
 

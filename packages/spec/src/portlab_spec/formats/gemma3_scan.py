@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 
 from portlab_spec.conversation import ToolCall
 from portlab_spec.formats.gemma3_calls import names_in, read_calls_leniently
-from portlab_spec.formats.gemma3_values import MAX_DEPTH
 from portlab_spec.formats.segments import Delta, Event
+from portlab_spec.formats.values import MAX_DEPTH
 
 _FENCE = "```"
 _CALL_FENCE = re.compile(r"```(json|python|tool_code|tool_calls?|)[ \t]{0,8}\r?\n")
@@ -84,7 +84,7 @@ class Scanner:
         self.calls: list[ToolCall] = []
         self.names: list[str] = []
         self._events: list[Event] = []
-        self._said: list[str] = []  # text since the last event
+        self._said: list[str] = []  # text that no event has told yet
         self._buffer = ""
         self._at = 0  # all before it is decided
         self._state: Callable[[], bool] = self._line_start
@@ -254,8 +254,8 @@ class Scanner:
         self.names += names_in(self._buffer[self._at + start : self._at + end])
 
     def _flush_text(self) -> None:
-        if self._said:
-            text = "".join(self._said)
+        text = "".join(self._said)
+        if text and (self.text or not text.isspace()):  # whitespace alone is no text
             self._said = []
             self.text.append(text)
             self._events.append(Delta("text", text))

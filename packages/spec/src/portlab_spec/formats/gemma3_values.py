@@ -5,9 +5,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from portlab_spec.conversation import ToolCall
-
-MAX_DEPTH = 64
-"""Deepest nesting of lists and objects in arguments, so that no reader's stack is at the mercy of its input."""
+from portlab_spec.formats.values import MAX_DEPTH
 
 
 class CallSyntaxError(Exception):
