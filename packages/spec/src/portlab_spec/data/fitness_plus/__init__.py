@@ -1,0 +1,19 @@
+"""`fitness-plus`: a generated data set of tool calls with arguments, for a fitness watch and its coach.
+
+dates.py      expressions of time and what they mean
+slots.py      other values as people say them, with the arguments they mean
+phrasings.yaml, dialogue.yaml, grammar.py      wordings, and how they are filled and styled
+tools.py      28 functions: declarations and sample results
+generate.py   kinds of conversation, splits, tools on offer
+"""
+
+from portlab_spec.conversation import Conversation
+from portlab_spec.data.fitness_plus.generate import NAME, generate
+from portlab_spec.data.fitness_plus.tools import tools
+
+__all__ = ["NAME", "load", "tools"]
+
+
+def load(seed: int = 0) -> list[Conversation]:
+    """All conversations, made once per process and seed; the same seed gives the same bytes."""
+    return list(generate(seed))
