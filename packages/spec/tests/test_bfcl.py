@@ -13,6 +13,7 @@ import pytest
 
 from portlab_spec.data.bfcl import ANY_CALL, CALLS, CATEGORIES, NO_CALL, REFUSAL, BfclData, read_bfcl
 from portlab_spec.errors import UserError
+from portlab_spec.formats import FORMATS
 from portlab_spec.metrics import Prediction, per_example, score
 
 WHEEL = os.environ.get("PORTLAB_BFCL_WHEEL")
@@ -302,3 +303,30 @@ def test_the_targets_score_full_marks(real: BfclData):
         assert scores[name].value == 1, name
     assert scores["irrelevance_accuracy"].count == 240 + 884
     assert not [record.id for record in per_example(rows, predictions) if record.reason]
+
+
+@needs_wheel
+@pytest.mark.parametrize("name", FORMATS)
+def test_targets_survive_every_format(real: BfclData, name: str):
+    """Rendered and parsed back, strictly and leniently, they still score full marks."""
+    form = FORMATS[name]
+    rows, predictions = [], []
+    for row in real.conversations[::10]:
+        if row.messages[-1].role != "assistant":
+            continue
+        try:
+            segments = form.render(row)
+        except UserError:
+            continue  # its tools or values have no place in the format
+        prompt = form.render(row.prompt, generation_prompt=True)
+        if any(segment.loss for segment in prompt):
+            continue  # an earlier answer carries loss too
+        output = "".join(segment.text for segment in segments if segment.loss)
+        rows.append(row)
+        predictions.append(
+            Prediction.from_parsed(row.id, form.parse_text(output), form.parse_text(output, lenient=True))
+        )
+    assert len(rows) > 250
+    scores = score(rows, predictions)
+    for metric in ("call_exact", "args_ast", "irrelevance_accuracy", "stopped_rate", "call_exact_lenient"):
+        assert scores[metric].value == 1, metric
