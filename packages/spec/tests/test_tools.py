@@ -1,16 +1,21 @@
 """A function's signature and docstring become a tool; arguments are checked against it."""
 
+import dataclasses
 import enum
+import hashlib
+import json
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, Field
 
 from portlab_spec.conversation import Tool
+from portlab_spec.data import fitness
 from portlab_spec.errors import UserError
-from portlab_spec.tools import same_json, tool_from_function, validate_arguments
+from portlab_spec.tools import same_json, tool_from_function, tool_from_model, validate_arguments
 
 
 class Unit(enum.Enum):
@@ -213,6 +218,211 @@ def test_only_strings_and_integers_can_be_enumerated(hint: Any):
     function.__annotations__["x"] = hint
     with pytest.raises(UserError, match=r"function\(x\): only strings and integers can be enumerated"):
         tool_from_function(function)
+
+
+class Priority(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+@dataclasses.dataclass
+class Leg:
+    """A leg of the trip.
+
+    Attributes:
+        city: Where to.
+        nights: How long.
+    """
+
+    city: str
+    nights: int = 1
+
+
+class Traveller(TypedDict):
+    """Who travels.
+
+    :param name: Full name.
+    """
+
+    name: str
+    age: NotRequired[Annotated[int, Field(ge=0, description="Age in years.")]]
+
+
+class Payment(BaseModel):
+    """How to pay."""
+
+    method: Literal["card", "cash"] = Field(description="Method.")
+    tip: float | None = Field(None, ge=0, le=1, description="Tip, a share of the price.")
+
+
+LEG = {
+    "type": "object",
+    "properties": {
+        "city": {"description": "Where to.", "type": "string"},
+        "nights": {"description": "How long.", "type": "integer"},
+    },
+    "required": ["city"],
+}
+TRAVELLER = {
+    "type": "object",
+    "properties": {
+        "name": {"description": "Full name.", "type": "string"},
+        "age": {"description": "Age in years.", "type": "integer", "minimum": 0},
+    },
+    "required": ["name"],
+}
+PAYMENT = {
+    "type": "object",
+    "properties": {
+        "method": {"description": "Method.", "type": "string", "enum": ["card", "cash"]},
+        "tip": {
+            "description": "Tip, a share of the price.",
+            "type": "number",
+            "nullable": True,
+            "minimum": 0,
+            "maximum": 1,
+        },
+    },
+    "required": ["method"],
+}
+
+
+@pytest.mark.parametrize(
+    ("hint", "schema"),
+    [
+        (Leg, {"description": "A thing.", **LEG}),
+        (Traveller, {"description": "A thing.", **TRAVELLER}),
+        (Payment, {"description": "A thing.", **PAYMENT}),
+        (list[Leg], {"description": "A thing.", "type": "array", "items": LEG}),
+        (Leg | None, {"description": "A thing.", **LEG, "nullable": True}),
+        (Annotated[int, "Better text."], {"description": "Better text.", "type": "integer"}),
+        (Annotated[int | None, Field(ge=1)],
+         {"description": "A thing.", "type": "integer", "nullable": True, "minimum": 1}),
+        (Annotated[list[str], Field(min_length=1)],
+         {"description": "A thing.", "type": "array", "items": {"type": "string"}, "minItems": 1}),
+        (list[Annotated[str, Field(pattern="^a")]],
+         {"description": "A thing.", "type": "array", "items": {"type": "string", "pattern": "^a"}}),
+        (Literal[1, 2], {"description": "A thing. One of 1, 2.", "type": "integer"}),
+        (Priority, {"description": "A thing. One of 1, 2.", "type": "integer"}),
+        (list[Unit], {"description": "A thing.", "type": "array", "items": {"type": "string", "enum": ["m", "mi"]}}),
+    ],
+)  # fmt: skip
+def test_records_annotations_and_choices(hint: Any, schema: dict[str, Any]):
+    def function(x):
+        """Do it.
+
+        Args:
+            x: A thing.
+        """
+
+    function.__annotations__["x"] = hint
+    assert tool_from_function(function).parameters["properties"]["x"] == schema
+
+
+class Tree(BaseModel):
+    children: list["Tree"] = []
+
+
+def test_a_record_that_holds_itself_is_refused():
+    def function(x: Tree):
+        """Do it.
+
+        Args:
+            x: A thing.
+        """
+
+    with pytest.raises(UserError, match=r"function\(x\).children: Tree holds itself"):
+        tool_from_function(function)
+
+
+def test_the_fix_fits_the_type():
+    def function(x: dict[str, int]):
+        """Do it.
+
+        Args:
+            x: A thing.
+        """
+
+    with pytest.raises(UserError, match="list of objects with a key and a value"):
+        tool_from_function(function)
+
+
+def numpy_style(x: int, y: str = ""):
+    """Do it.
+
+    Parameters
+    ----------
+    x : int
+        A thing
+        of two lines.
+    y : str, optional
+        Another.
+
+    Returns
+    -------
+    None
+    """
+
+
+def sphinx_style(x: int, y: str = ""):
+    """Do it.
+
+    :param x: A thing
+        of two lines.
+    :param y: Another.
+    :returns: Nothing.
+    """
+
+
+async def google_style(x: int, y: str = ""):
+    """Do it.
+
+    Args:
+        x: A thing
+            of two lines.
+        y (str, optional): Another.
+
+    Raises:
+        ValueError: never.
+    """
+
+
+class Service:
+    def method(self, x: int, y: str = ""):
+        """Do it.
+
+        Args:
+            x: A thing of two lines.
+            y: Another.
+        """
+
+
+@pytest.mark.parametrize("function", [numpy_style, sphinx_style, google_style, Service.method, Service().method])
+def test_every_docstring_style_says_the_same(function: Callable[..., Any]):
+    tool = tool_from_function(function)
+    assert tool.description == "Do it."
+    assert tool.parameters == {
+        "type": "object",
+        "properties": {
+            "x": {"description": "A thing of two lines.", "type": "integer"},
+            "y": {"description": "Another.", "type": "string"},
+        },
+        "required": ["x"],
+    }
+
+
+def test_a_pydantic_model_is_a_tool():
+    tool = tool_from_model(Payment)
+    assert (tool.name, tool.description, tool.parameters) == ("Payment", "How to pay.", PAYMENT)
+    assert tool_from_model(Payment, name="pay", description="Pay.").name == "pay"
+    with pytest.raises(UserError, match="Tree: the model has no docstring"):
+        tool_from_model(Tree)
+
+
+def test_the_declarations_of_fitness_213_never_change():
+    """Adapters in use were trained on these bytes."""
+    text = json.dumps([tool.model_dump() for tool in fitness.tools()])
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "95f69da8c5727480"
 
 
 def test_a_lambda_has_no_usable_name():

@@ -10,11 +10,21 @@ that one's rules. Gemma 3 has no tool template: its formats show the model the J
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from portlab_spec.conversation import Tool
 from portlab_spec.errors import UserError
-from portlab_spec.tools.lint_rules import ALL, GEMMA4, Draft, Place, Severity, check_schema, check_texts, check_tool
+from portlab_spec.tools.lint_rules import (
+    ALL,
+    GEMMA4,
+    Code,
+    Draft,
+    Place,
+    Severity,
+    check_schema,
+    check_texts,
+    check_tool,
+)
 
 LATEST_GEMMA4 = GEMMA4[-1]
 
@@ -32,8 +42,8 @@ class Finding:
         formats: the formats that it concerns.
     """
 
-    code: str
-    severity: Literal["error", "warning"]
+    code: Code
+    severity: Severity
     where: str
     what: str
     fix: str
@@ -113,4 +123,4 @@ def _schemas(schema: Any, path: str, place: Place) -> Iterator[tuple[str, dict[s
         yield from _schemas(items, f"{path}[]", "items")
 
 
-__all__ = ["Finding", "Severity", "formats_of", "lint", "lint_tools"]
+__all__ = ["Code", "Finding", "Severity", "formats_of", "lint", "lint_tools"]

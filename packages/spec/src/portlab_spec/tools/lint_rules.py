@@ -9,6 +9,7 @@ A template writes a schema in one of three places, and each place has its own ru
 
 import keyword
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,6 +21,13 @@ from portlab_spec.tools.constraints import CONSTRAINTS, sentences
 
 Place = Literal["parameters", "property", "items"]
 Severity = Literal["error", "warning"]
+Code = Literal[
+    "additional-properties", "array-of-arrays", "case-collision", "constraint", "control-token", "default",
+    "duplicate-tool", "enum-member", "enum-not-string", "fake-property", "items-keyword", "items-missing", "keyword",
+    "long-description", "no-description", "no-description-commas", "no-type", "nullable", "object-without-properties",
+    "parameter-name", "parameters-type", "prefix-items", "reference", "required-unknown", "reserved-name", "tool-name",
+    "type-list", "type-unknown", "union",
+]  # fmt: skip
 
 FUNCTIONGEMMA = "functiongemma"
 GEMMA4 = tuple(f"gemma4@{commit}" for commit in ("4742fe8", "b446025", "6b7e72c", "905e84b", "8995379"))
@@ -50,7 +58,7 @@ _CONTROL_TOKENS = {
 class Draft:
     """A finding without its place; `formats` are all that it would concern."""
 
-    code: str
+    code: Code
     severity: Severity
     formats: tuple[str, ...]
     what: str
@@ -160,7 +168,7 @@ def _keywords(schema: dict[str, Any], place: Place) -> Iterator[Draft]:
     for keywords, sentence in sentences(schema):
         if sentence in told or "enum" in keywords:
             continue
-        code = "default" if keywords == ("default",) else "constraint"
+        code: Code = "default" if keywords == ("default",) else "constraint"
         what = f"{' and '.join(keywords)} {'are' if len(keywords) > 1 else 'is'} dropped"
         fix = f'Write "{sentence}" into the description, or call describe_constraints'
         yield Draft(code, "warning", NATIVE, what, fix)
@@ -253,7 +261,8 @@ def _name(name: str) -> Iterator[Draft]:
 
 
 def _is_python_name(text: str) -> bool:
-    return text.isidentifier() and not keyword.iskeyword(text)
+    # Python folds compatibility characters in names (PEP 3131): the call would name another parameter.
+    return text.isidentifier() and not keyword.iskeyword(text) and unicodedata.normalize("NFKC", text) == text
 
 
 def _holds_objects(value: Any) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from portlab_spec.errors import UserError
-from portlab_spec.tools.validate import json_type, same_json
+from portlab_spec.tools.validate import compiled, json_type, same_json
 
 # What generators call the types: JSON Schema in capitals (Google), Python, Java and JavaScript names (BFCL).
 # "any" is a schema without a type.
@@ -78,6 +78,8 @@ class _Lowering:
         for key, idle in (("additionalProperties", False), ("default", None), ("nullable", False)):
             if key in out and out[key] is idle:
                 del out[key]
+        if isinstance(out.get("pattern"), str) and compiled(out["pattern"]) is None:
+            raise UserError(f"the pattern {out['pattern']!r} cannot be read", where=where, fix="Mend or remove it")
         if "description" in out and not isinstance(out["description"], str):
             raise UserError("the description is no text", where=where, fix="Write a string")
         return {key: out[key] for key in sorted(out, key=_rank)}
