@@ -6,20 +6,21 @@ Driven by a `random.Random`, so that the same generator serves hypothesis (`st.r
 import random
 import string
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from portlab_spec.conversation import Conversation, Message, Tool, ToolCall
 from portlab_spec.formats import Format
+from portlab_spec.formats.gemma3 import Gemma3
 from portlab_spec.formats.gemma4 import REVISIONS, Gemma4
 from portlab_spec.formats.markers import FUNCTIONGEMMA, GEMMA4
 
 FRAGMENTS = (
     "x", "y} {z:1", '"', "'", '\\"', "{", "}", "[", "]", ",", ":", "call:f{a:1}", "\n", "\r\n", "\t", "\\", "\\n",
-    " ", "  ", "null", "None", "true", "555", "02134", "-1", "1e5", "NaN", "é", "ß", "ﬁ", "日本語", "🦙", "👩‍💻",
-    "\u200b", "\u00a0", "<", "<|", "|>", "<escape", "end_of_turn>", "<br>", "```", "```json\n", "}<", "response:f{value:1}",
-    "…", "a=1", "f(a=1)", "[f()]", "\x00", "\x7f", "\u2028", "\ufeff", "\U0010ffff", "e\u0301", "thought\n", "model\n",
-    "İ",
+    " ", "  ", "null", "None", "true", "555", "02134", "-1", "1e5", "NaN", "é", "ß", "ﬁ", "日本語", "🦙",
+    "👩\u200d💻", "\u200b", "\u00a0", "\u2028", "\ufeff", "\U0010ffff", "e\u0301", "\x00", "\x7f", "İ",
+    "<", "<|", "|>", "<escape", "end_of_turn>", "}<", "<br>", "```", "```json\n", "response:f{value:1}", "…",
+    "a=1", "f(a=1)", "[f()]", "thought\n", "model\n",
 )  # fmt: skip
 WORDS = ("get", "set", "weather", "steps", "of", "day", "Zone", "A", "b", "_x", "HTTP", "list", "json")
 STANDARD_NAMES = ("description", "type", "properties", "required", "nullable")
@@ -37,9 +38,8 @@ class Taste:
     nullable: bool = True
     object_descriptions: bool = False  # objects and lists need a description
     name_characters: str = "._-"
-    floats: bool = True
-    reserved_words: frozenset[str] = field(default_factory=frozenset)
-    excluded_characters: str = ""
+    key_characters: str = "._-"
+    is_answer: Callable[[str], bool] = bool  # may the model say this?
 
 
 def taste_of(fmt: Format) -> Taste:
@@ -53,6 +53,15 @@ def taste_of(fmt: Format) -> Taste:
             standard_names=not revision.drops_standard_names,
             free_keys=True,
             object_descriptions=revision.early,
+        )
+    if isinstance(fmt, Gemma3):
+        # Python writes names of functions and arguments as identifiers; text must not look like a call.
+        return Taste(
+            refused=FUNCTIONGEMMA.refused,
+            name_characters="." if fmt.style == "python" else "._-",
+            key_characters="" if fmt.style == "python" else "._-",
+            free_keys=fmt.style == "json",
+            is_answer=lambda text: fmt.parse_text(text + "<end_of_turn>").error is None,
         )
     return Taste(refused=FUNCTIONGEMMA.refused, standard_names=fmt.name != "functiongemma")
 
@@ -69,7 +78,7 @@ def conversation(rng: random.Random, taste: Taste, *, id: str = "c") -> Conversa
             calls = _calls(rng, taste, tools)
             messages.append(_assistant(rng, taste, tool_calls=calls))
             messages += [_result(rng, taste, call.name) for call in calls]
-        messages.append(_assistant(rng, taste, content=_text(rng, taste)))
+        messages.append(_assistant(rng, taste, content=_answer(rng, taste)))
     if tools and rng.random() < 0.6:
         messages[-1] = _assistant(rng, taste, tool_calls=_calls(rng, taste, tools))
     return Conversation(id=id, tools=tools, messages=tuple(messages))
@@ -82,10 +91,7 @@ def argument_value(rng: random.Random, taste: Taste, depth: int = 0) -> Any:
         lambda: rng.choice((0, 1, -1, 7, 1000, 2**53 + 1, -(10**30), rng.randint(-(10**6), 10**6))),
         lambda: rng.choice((True, False)),
     ]
-    if taste.floats:
-        makers.append(
-            lambda: rng.choice((0.0, -0.0, 1.5, 1e-5, 1e21, 1.7976931348623157e308, 5e-324, rng.gauss(0, 1e3)))
-        )
+    makers.append(lambda: rng.choice((0.0, -0.0, 1.5, 1e-5, 1e21, 1.7976931348623157e308, 5e-324, rng.gauss(0, 1e3))))
     if taste.null:
         makers.append(lambda: None)
     if depth < 3:
@@ -118,14 +124,16 @@ def _result(rng: random.Random, taste: Taste, name: str) -> Message:
 
 def _tool(rng: random.Random, taste: Taste) -> Tool:
     return Tool(
-        name=_name(rng, taste),
+        name=_name(rng, taste.name_characters),
         description=_text(rng, taste),
         parameters={"type": "object", **_object(rng, taste, depth=0)},
     )
 
 
 def _object(rng: random.Random, taste: Taste, depth: int) -> dict[str, Any]:
-    properties = {_name(rng, taste): _property(rng, taste, depth) for _ in range(rng.choice((0, 1, 2, 3)))}
+    properties = {
+        _name(rng, taste.key_characters): _property(rng, taste, depth) for _ in range(rng.choice((0, 1, 2, 3)))
+    }
     if taste.standard_names and rng.random() < 0.1:
         properties[rng.choice(STANDARD_NAMES)] = _property(rng, taste, depth)
     required = rng.sample(sorted(properties), rng.randint(0, len(properties)))
@@ -153,19 +161,19 @@ def _property(rng: random.Random, taste: Taste, depth: int) -> dict[str, Any]:
     return out
 
 
-def _name(rng: random.Random, taste: Taste) -> str:
+def _name(rng: random.Random, characters: str) -> str:
     while True:
         words = rng.sample(WORDS, rng.randint(1, 3))
-        name = words[0] + "".join(rng.choice(taste.name_characters + "_") + word for word in words[1:])
+        name = words[0] + "".join(rng.choice(characters + "_") + word for word in words[1:])
         name += rng.choice(("", "", "1", "2"))
-        if name not in taste.reserved_words and name not in STANDARD_NAMES:
+        if name not in STANDARD_NAMES:
             return name
 
 
 def _key(rng: random.Random, taste: Taste) -> str:
     if taste.free_keys and rng.random() < 0.2:
         return rng.choice(("key with space", "Ärger", "日本", "1st", "a-b", "a.b", "a/b", "x&y", "true", "7"))
-    return _name(rng, taste)
+    return _name(rng, taste.key_characters)
 
 
 def _text(rng: random.Random, taste: Taste, *, empty: float = 0.0) -> str:
@@ -178,9 +186,11 @@ def _text(rng: random.Random, taste: Taste, *, empty: float = 0.0) -> str:
             for _ in range(rng.randint(1, 6))
         ]
         text = "".join(parts).strip()
-        if (
-            text
-            and not any(token in text for token in taste.refused)
-            and not set(text) & set(taste.excluded_characters)
-        ):
+        if text and not any(token in text for token in taste.refused):
             return text
+
+
+def _answer(rng: random.Random, taste: Taste) -> str:
+    while not taste.is_answer(text := _text(rng, taste)):
+        pass
+    return text
