@@ -19,7 +19,7 @@ from portlab_spec.data import fitness
 from portlab_spec.data.importers import Importer, detect, importer_named
 from portlab_spec.data.importers.context import CallsWithText, Context, RowError, ToolReader
 from portlab_spec.data.importers.normalise import describe
-from portlab_spec.data.sources import STDIN, SourceRow, read_rows, stem_of
+from portlab_spec.data.sources import STDIN, SourceRow, read_rows
 from portlab_spec.data.split import check_leakage
 from portlab_spec.errors import UserError
 from portlab_spec.tools import read_tools, validate_arguments
@@ -156,17 +156,17 @@ def _read(
     line_of_id: dict[str, str] = {}
     for row in read_rows(path, mend_commas=mend_commas):
         context = Context(
-            stem=stem_of(row.file),
+            stem=row.origin.stem,
             number=row.number,
-            source=stem_of(row.file) if row.file == STDIN else Path(row.file).name,
-            split=row.split or "train",
+            source=row.origin.name,
+            split=row.origin.split or "train",
             read_tools=tool_reader,
             shared_tools=shared,
             calls_with_text=calls_with_text,
         )
         try:
             conversation = _conversation(row, context, named, imported.shape_counts)
-            place = f"line {row.number}" if row.file == str(path) else row.where
+            place = f"line {row.number}" if row.origin.file == str(path) else row.where
             first = line_of_id.setdefault(conversation.id, place)
             if first != place:
                 what = f"the id {conversation.id!r} is already that of {first}"
@@ -174,7 +174,7 @@ def _read(
         except RowError as error:
             row_id = row.value.get("id") if isinstance(row.value, dict) else None
             yield Reject(
-                row.file, row.number, None if row_id is None else str(row_id), error.what, error.fix, row.value
+                row.origin.file, row.number, None if row_id is None else str(row_id), error.what, error.fix, row.value
             )
             continue
         imported.repairs.update(context.repairs)

@@ -23,9 +23,27 @@ from portlab_spec.errors import UserError
 
 STDIN = "-"
 _SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow")
+_ANY_SUFFIX = re.compile(r"(\.(jsonl|ndjson|json|parquet|arrow|gz|txt))+$")
 _BATCH_ROWS = 1024
 _NOT_OURS = ("tools.json", "dataset_info.json", "dataset_dict.json", "dataset_infos.json", "state.json")
 _LINES_FIX = "Write one JSON object per line, without a comma behind it"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A file of rows.
+
+    Attributes:
+        file: its path, `-` for standard input.
+        name: its name, `stdin` for standard input.
+        stem: the start of the ids of rows that have none: the path within the source, without suffixes.
+        split: what the name says, in a folder; None if nothing.
+    """
+
+    file: str
+    name: str
+    stem: str
+    split: Split | None = None
 
 
 @dataclass(frozen=True)
@@ -33,17 +51,15 @@ class SourceRow:
     """A row as it stands in its file.
 
     Attributes:
-        file: the file, `-` for standard input.
+        origin: the file.
         number: line in JSON Lines, else position of the row, from 1.
-        split: what the file's name says, in a folder; None if nothing.
         value: the row; if it could not be read, its text.
         error: why it could not be read.
         repair: what was mended to read it, "" for nothing.
     """
 
-    file: str
+    origin: Origin
     number: int
-    split: Split | None
     value: Any
     error: RowError | None = None
     repair: str = ""
@@ -51,7 +67,7 @@ class SourceRow:
     @property
     def where(self) -> str:
         """File and row, for messages."""
-        return f"{self.file}:{self.number}"
+        return f"{self.origin.file}:{self.number}"
 
 
 def read_rows(path: str | Path, *, mend_commas: bool = False) -> Iterator[SourceRow]:
@@ -65,21 +81,21 @@ def read_rows(path: str | Path, *, mend_commas: bool = False) -> Iterator[Source
         UserError: no such file, no data in the folder, a file that is not of its kind, pyarrow missing.
     """
     if str(path) == STDIN:
-        yield from _text_rows(_unzipped(sys.stdin.buffer), STDIN, None, by_name="", mend_commas=mend_commas)
+        origin = Origin(STDIN, "stdin", "stdin")
+        yield from _text_rows(_unzipped(sys.stdin.buffer), origin, may_be_whole=True, mend_commas=mend_commas)
         return
     path = Path(path)
     for file, split in _files(path):
         suffix = _suffix(file)
+        within = file.relative_to(path).as_posix().replace("/", "-") if path.is_dir() else file.name
+        origin = Origin(str(file), file.name, _ANY_SUFFIX.sub("", within), split)
         if suffix in (".parquet", ".arrow"):
-            yield from _arrow_rows(file, suffix, split)
+            yield from _arrow_rows(file, suffix, origin)
         else:
             with file.open("rb") as stream:
-                yield from _text_rows(_unzipped(stream), str(file), split, by_name=suffix, mend_commas=mend_commas)
-
-
-def stem_of(file: str) -> str:
-    """Name of a file without folders and suffixes; `stdin` for standard input."""
-    return "stdin" if file == STDIN else re.sub(r"(\.(jsonl|ndjson|json|parquet|arrow|gz|txt))+$", "", Path(file).name)
+                yield from _text_rows(
+                    _unzipped(stream), origin, may_be_whole=suffix == ".json", mend_commas=mend_commas
+                )
 
 
 def _files(path: Path) -> list[tuple[Path, Split | None]]:
@@ -118,21 +134,19 @@ def _suffix(file: Path) -> str:
 # ------------------------------------------------------------------------------------------------ text
 
 
-def _text_rows(
-    stream: BinaryIO, file: str, split: Split | None, *, by_name: str, mend_commas: bool
-) -> Iterator[SourceRow]:
-    with _readable(file):
+def _text_rows(stream: BinaryIO, origin: Origin, *, may_be_whole: bool, mend_commas: bool) -> Iterator[SourceRow]:
+    with _readable(origin.file):
         lines = enumerate(stream, start=1)
-        if by_name in (".json", ""):
-            # `.json` and standard input may hold either form: the first line tells, and is then read again.
+        if may_be_whole:
+            # `.json` and standard input may hold either form: the first line tells.
             head, first = next(((n, line) for n, line in lines if line.strip()), (0, b""))
             if not _is_a_row(first):
-                yield from _whole_rows(first + stream.read(), file, split)
+                yield from _whole_rows(first + stream.read(), origin)
                 return
-            yield _line_row(first, file, head, split, mend_commas)
+            yield _line_row(first, origin, head, mend_commas)
         for number, line in lines:
             if line.strip():
-                yield _line_row(line, file, number, split, mend_commas)
+                yield _line_row(line, origin, number, mend_commas)
 
 
 def _is_a_row(line: bytes) -> bool:
@@ -144,12 +158,12 @@ def _is_a_row(line: bytes) -> bool:
     return isinstance(value, dict) and not isinstance(value.get("data"), list)
 
 
-def _line_row(line: bytes, file: str, number: int, split: Split | None, mend_commas: bool) -> SourceRow:
+def _line_row(line: bytes, origin: Origin, number: int, mend_commas: bool) -> SourceRow:
     try:
         text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip("\r\n")
     except UnicodeDecodeError as error:
         fault = RowError(f"not UTF-8 ({error})", "Save the file as UTF-8")
-        return SourceRow(file, number, split, line.decode(errors="replace"), fault)
+        return SourceRow(origin, number, line.decode(errors="replace"), fault)
     repair = ""
     try:
         try:
@@ -159,28 +173,30 @@ def _line_row(line: bytes, file: str, number: int, split: Split | None, mend_com
                 raise
             value, repair = read_json(text.rstrip()[:-1]), "comma behind the row"
     except ValueError as error:
-        return SourceRow(file, number, split, text, RowError(f"not JSON ({error})", _LINES_FIX))
-    return _checked(SourceRow(file, number, split, value, repair=repair), "Write one JSON object per line")
+        return SourceRow(origin, number, text, RowError(f"not JSON ({error})", _LINES_FIX))
+    return _checked(SourceRow(origin, number, value, repair=repair), "Write one JSON object per line")
 
 
-def _whole_rows(data: bytes, file: str, split: Split | None) -> Iterator[SourceRow]:
+def _whole_rows(data: bytes, origin: Origin) -> Iterator[SourceRow]:
     try:
         value = read_json(data.decode("utf-8-sig")) if data.strip() else []
     except ValueError as error:
-        raise UserError(f"not JSON ({error})", where=file, fix="Write a JSON array, or JSON Lines") from None
+        raise UserError(f"not JSON ({error})", where=origin.file, fix="Write a JSON array, or JSON Lines") from None
     rows = value.get("data") if isinstance(value, dict) and isinstance(value.get("data"), list) else value
     if isinstance(rows, dict):
         rows = [rows]
     if not isinstance(rows, list):
-        raise UserError("neither a list nor an object with `data`", where=file, fix="Write a JSON array of objects")
+        raise UserError(
+            "neither a list nor an object with `data`", where=origin.file, fix="Write a JSON array of objects"
+        )
     for number, row in enumerate(rows, start=1):
-        yield _checked(SourceRow(file, number, split, row), "Make every element an object")
+        yield _checked(SourceRow(origin, number, row), "Make every element an object")
 
 
 def _checked(row: SourceRow, fix: str) -> SourceRow:
     if isinstance(row.value, dict):
         return row
-    return SourceRow(row.file, row.number, row.split, row.value, RowError("the row is not an object", fix))
+    return SourceRow(row.origin, row.number, row.value, RowError("the row is not an object", fix))
 
 
 def _unzipped(stream: BinaryIO) -> BinaryIO:
@@ -200,14 +216,14 @@ def _readable(file: str) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------ Arrow
 
 
-def _arrow_rows(file: Path, suffix: str, split: Split | None) -> Iterator[SourceRow]:
+def _arrow_rows(file: Path, suffix: str, origin: Origin) -> Iterator[SourceRow]:
     pa = require_pyarrow(str(file))
     number = 0
     try:
         for batch in _batches(file, suffix):
             for row in _as_text(batch).to_pylist(maps_as_pydicts="strict"):
                 number += 1
-                yield SourceRow(str(file), number, split, row)
+                yield SourceRow(origin, number, row)
     except pa.ArrowException as error:
         raise UserError(f"not a {suffix[1:]} file ({error})", where=str(file), fix="Fetch the file again") from None
 

@@ -95,9 +95,9 @@ def to_openai(conversation: Conversation) -> dict[str, Any]:
 def to_trl(conversation: Conversation, *, developer_role: str = "developer") -> dict[str, Any]:
     """The row of TRL's conversational form: `messages`, and `tools` if there are any.
 
-    Arguments are objects; an object result is the content `{"name", "response"}` that Gemma's templates take. TRL has no
-    mark for messages that are context only, so `weight` 0 stands beside them as in OpenAI's form. Keep the two as JSON
-    text in a `datasets` column.
+    Arguments are objects; an object result is the content `{"name", "response"}` that Gemma's templates take. TRL has
+    no mark for messages that are context only, so `weight` 0 stands beside them as in OpenAI's form. A `datasets`
+    column needs the two lists as JSON text.
 
     Args:
         conversation: the record.

@@ -70,7 +70,7 @@ class Context:
         if isinstance(value, str):
             return value
         if isinstance(value, int) and not isinstance(value, bool):
-            return f"{self.stem}-{value}"
+            return f"{self.stem}-id-{value}"
         raise RowError("id is neither text nor a whole number")
 
     def split_of(self, row: Mapping[str, Any]) -> Split:

@@ -89,5 +89,5 @@ class PendingCalls:
                     return place
             raise RowError(f"a result of {result.name}, which was not called, or not that often")
         if len(self._calls) > 1:
-            self._context.mended("unnamed results matched by order")
+            self._context.mended("unnamed result matched by order")
         return free[0]
