@@ -3,8 +3,8 @@
 Source: the lexer and parser grammar of LiteRT-LM's function-call parser, with the number forms of JSON. Strict is
 that grammar. Lenient also reads what Gemma models are known to write instead, where one reading is possible:
 `None`, `True` and `False`; values and keys in plain quotes; bare words as strings; a trailing comma; keys with
-spaces; a missing `call:`. What could mean two things (`007`, a key that stands twice) stays an error. Linear in
-the length of the input.
+spaces; a missing `call` or colon; `=` for the colon of a key; parentheses for the outer braces. What could mean two
+things (`007`, a key that stands twice) stays an error. Linear in the length of the input.
 """
 
 import json
@@ -39,6 +39,7 @@ _PYTHON_LITERALS = {"True": True, "False": False, "None": None}
 # Bare words that are no strings: numbers without a JSON form, or another language's null.
 _NO_WORDS = {"nan", "inf", "infinity", "undefined", "nil", "none", "true", "false", "null"}
 _STRICT = re.compile(r"(?P<mark>[{}\[\]:,])|(?P<bare>[^{}\[\]:,]+)")
+_PARENTHESIS = re.compile(rf"\s*+(?:call\b\s*+)?:?\s*+{NAME}\s*+\(")
 _LENIENT = re.compile(
     r"""(?P<mark>[{}\[\]:,])|(?P<quoted>"(?:[^"\\]|\\.)*+"|'[^'\\]*+')|(?P<bare>[^{}\[\]:,"']+)|(?P<stray>["'])""",
     re.DOTALL,
@@ -56,14 +57,28 @@ def parse_body(pieces: Sequence[tuple[str, bool]], key: re.Pattern[str], *, leni
     Raises:
         MalformedError: the body is not a call.
     """
+    if lenient:
+        pieces = _braced(pieces)
     return _Body(list(_lex(pieces, lenient)), key, lenient).call()
 
 
 def name_of(pieces: Sequence[tuple[str, bool]]) -> str | None:
     """The name in call position of a body, however malformed the rest is."""
     head = pieces[0][0] if pieces and not pieces[0][1] else ""
-    match = re.match(rf"\s*+(?:call\b\s*+:?\s*+)?({NAME})", head)
+    match = re.match(rf"\s*+(?:call\b)?\s*+:?\s*+({NAME})", head)
     return match[1] if match else None
+
+
+def _braced(pieces: Sequence[tuple[str, bool]]) -> Sequence[tuple[str, bool]]:
+    """`call:f(a:1)` as `call:f{a:1}`; other bodies as they are."""
+    if not pieces or pieces[0][1] or pieces[-1][1] or not pieces[-1][0].rstrip().endswith(")"):
+        return pieces
+    out = list(pieces)
+    head = _PARENTHESIS.match(out[0][0])
+    if head:
+        out[0] = (head[0][:-1] + "{" + out[0][0][head.end() :], False)
+        out[-1] = (out[-1][0].rstrip()[:-1] + "}", False)
+    return out
 
 
 def _lex(pieces: Sequence[tuple[str, bool]], lenient: bool) -> Iterator[Lexeme]:
@@ -101,7 +116,9 @@ class _Body:
         if first.kind == "bare" and first.text == "call" and self._is(":"):
             self._at += 1
             name = self._next()
-        elif self._lenient and first.kind == "bare":
+        elif self._lenient and first == Lexeme("mark", ":"):
+            name = self._next()
+        elif self._lenient and first.kind == "bare" and first.text != "call":
             name = Lexeme("bare", re.sub(r"^call\s+", "", first.text))
         else:
             raise MalformedError(f"'call:' was expected, not {first.text!r}")
@@ -113,17 +130,29 @@ class _Body:
         self._expect("{")
         out: dict[str, Any] = {}
         while not self._ends("}", bool(out)):
-            key = self._next()
-            if not (key.kind == "bare" and self._key.fullmatch(key.text)) and not (
-                self._lenient and key.kind in ("string", "quoted")
-            ):
-                raise MalformedError(f"a key was expected, not {key.text!r}")
-            text = _unquote(key.text) if key.kind == "quoted" else key.text
-            if text in out:
-                raise MalformedError(f"the key {text!r} stands twice")
-            self._expect(":")
-            out[text] = self._value(depth)
+            key, value = self._field(depth)
+            if key in out:
+                raise MalformedError(f"the key {_short(key)} stands twice")
+            out[key] = value
         return out
+
+    def _field(self, depth: int) -> tuple[str, Any]:
+        lexeme = self._next()
+        text, equals, word = lexeme.text, "", ""
+        if self._lenient and lexeme.kind == "bare" and "=" in text and not self._is(":"):
+            text, equals, word = (part.strip() for part in text.partition("="))
+        match lexeme.kind:
+            case "quoted":
+                text = _unquote(text)
+            case "string" if self._lenient:
+                pass
+            case "bare" if self._key.fullmatch(text):
+                pass
+            case _:
+                raise MalformedError(f"a key was expected, not {_short(text)}")
+        if not equals:
+            self._expect(":")
+        return text, self._bare(word) if word else self._value(depth)
 
     def _array(self, depth: int) -> list[Any]:
         self._expect("[")
