@@ -136,7 +136,9 @@ def test_lowering_twice_changes_nothing_and_the_input_stays():
         ({"properties": {}, "required": "x"}, "t: required is no list of names"),
         ({"type": []}, "t: the type is an empty list"),
         ({"anyOf": []}, "t: anyOf is no list of schemas"),
-        ({"description": 3}, "t: the description is no text"),
+        ({"description": 3}, "t: description is no text"),
+        ({"type": "integer", "minimum": "1"}, "t: minimum is '1', no limit"),
+        ({"type": "string", "maxLength": -1}, "t: maxLength is -1, no limit"),
         ({"type": "string", "pattern": "("}, "t: the pattern '\\(' cannot be read"),
     ],
 )

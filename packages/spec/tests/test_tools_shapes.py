@@ -1,13 +1,16 @@
 """Every shape of a tool in use is read into the same record."""
 
+import contextlib
 import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from portlab_spec.conversation import Tool
 from portlab_spec.errors import UserError
-from portlab_spec.tools import read_tools, to_openai
+from portlab_spec.tools import describe_constraints, lint, read_tools, to_openai, validate_arguments
 
 CITY = {"description": "City.", "type": "string"}
 DAYS = {"description": "Days ahead.", "type": "integer"}
@@ -141,3 +144,46 @@ def test_an_xlam_parameter_with_a_default_is_not_required():
 def test_what_is_no_tool_is_refused_with_its_place(value: Any, message: str):
     with pytest.raises(UserError, match=message):
         read_tools(value, "row")
+
+
+keys = st.sampled_from([
+    "name", "description", "parameters", "function", "type", "properties", "required", "items", "enum", "anyOf",
+    "allOf", "$ref", "const", "default", "nullable", "minimum", "maxItems", "prefixItems", "additionalProperties", "x",
+    "format",
+])  # fmt: skip
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 2)
+    | st.sampled_from(["string", "OBJECT", "array", "List[int]", "#", "x"])
+)
+anything = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=4), max_leaves=12
+)
+
+
+@settings(max_examples=600, deadline=None)
+@given(anything, anything)
+def test_any_json_is_a_tool_or_a_user_error(parameters: Any, arguments: Any):
+    try:
+        (tool,) = read_tools([{**NAMED, "parameters": parameters}], "row")
+    except UserError:
+        return
+    assert read_tools(to_openai([tool]), "row") == (tool,)
+    lint(describe_constraints(tool))
+    validate_arguments(tool, arguments if isinstance(arguments, dict) else {"x": arguments})
+
+
+@settings(max_examples=200, deadline=None)
+@given(anything)
+def test_any_json_is_tools_or_a_user_error(value: Any):
+    with contextlib.suppress(UserError):
+        read_tools(value, "row")
+
+
+def test_deep_nesting_is_refused():
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(20_000):
+        schema = {"type": "array", "items": schema}
+    with pytest.raises(UserError, match="nested too deep"):
+        read_tools([{**NAMED, "parameters": {"type": "object", "properties": {"x": schema}}}], "row")

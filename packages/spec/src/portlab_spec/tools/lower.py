@@ -5,6 +5,7 @@ Lowering changes the spelling of a schema, never what it accepts, but for one si
 `anyOf`. What has no such spelling (a union, a default, a limit) stays as it is for `portlab_spec.tools.lint` to report.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,9 @@ TYPE_NAMES: dict[str, str] = {
 
 _DROPPED = ("title", "$schema", "$id", "$comment", "$defs", "definitions", "strict")
 _ORDER = ("description", "type", "enum", "items", "properties", "required", "nullable")  # anything else follows
+
+_SIGNED = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_LIMITS = (*_SIGNED, "multipleOf", "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 
 Schema = dict[str, Any]
 
@@ -78,10 +82,7 @@ class _Lowering:
         for key, idle in (("additionalProperties", False), ("default", None), ("nullable", False)):
             if key in out and out[key] is idle:
                 del out[key]
-        if isinstance(out.get("pattern"), str) and compiled(out["pattern"]) is None:
-            raise UserError(f"the pattern {out['pattern']!r} cannot be read", where=where, fix="Mend or remove it")
-        if "description" in out and not isinstance(out["description"], str):
-            raise UserError("the description is no text", where=where, fix="Write a string")
+        _check_keywords(out, where)
         return {key: out[key] for key in sorted(out, key=_rank)}
 
     def _resolve(self, schema: Schema, where: str, open_refs: tuple[str, ...]) -> tuple[Schema, tuple[str, ...]]:
@@ -109,7 +110,9 @@ class _Lowering:
         return dict(target)
 
     def _unwrap_all_of(self, schema: Schema, where: str, open_refs: tuple[str, ...]) -> tuple[Schema, tuple[str, ...]]:
-        while isinstance(schema.get("allOf"), list) and len(schema["allOf"]) == 1:
+        while (
+            isinstance(schema.get("allOf"), list) and len(schema["allOf"]) == 1 and isinstance(schema["allOf"][0], dict)
+        ):
             (only,) = schema.pop("allOf")
             inner, open_refs = self._resolve(dict(only), where, open_refs)
             schema = {**{key: value for key, value in inner.items() if key not in _DROPPED}, **schema}
@@ -167,6 +170,21 @@ class _Lowering:
         if isinstance(schema.get("prefixItems"), list):
             schema["prefixItems"] = [self.lower(item, f"{where}[]", open_refs) for item in schema["prefixItems"]]
             schema.setdefault("type", "array")
+
+
+def _check_keywords(schema: Schema, where: str) -> None:
+    """Keywords whose values `validate_arguments` and `describe_constraints` rely on."""
+    for key in ("description", "format", "pattern"):
+        if key in schema and not isinstance(schema[key], str):
+            raise UserError(f"{key} is no text", where=where, fix="Write a string, or remove it")
+    if "pattern" in schema and compiled(schema["pattern"]) is None:
+        raise UserError(f"the pattern {schema['pattern']!r} cannot be read", where=where, fix="Mend or remove it")
+    for key in (key for key in _LIMITS if key in schema):
+        value = schema[key]
+        if json_type(value) not in ("integer", "number") or not (
+            math.isfinite(value) and (value >= 0 or key in _SIGNED)
+        ):
+            raise UserError(f"{key} is {value!r}, no limit", where=where, fix="Write a number, or remove it")
 
 
 def _lower_type(schema: Schema, where: str) -> None:

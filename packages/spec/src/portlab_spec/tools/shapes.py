@@ -39,7 +39,10 @@ def read_tools(value: Any, where: str) -> tuple[Tool, ...]:
         UserError: not JSON, no known shape, a tool without name or description, a schema that cannot be lowered;
             names the tool and the parameter.
     """
-    return tuple(_tool(entry, at) for entry, at in _entries(_decoded(value, where), where))
+    try:
+        return tuple(_tool(entry, at) for entry, at in _entries(_decoded(value, where), where))
+    except RecursionError:
+        raise UserError("the tools are nested too deep", where=where, fix="Flatten the parameters") from None
 
 
 def to_openai(tools: Iterable[Tool]) -> list[dict[str, Any]]:

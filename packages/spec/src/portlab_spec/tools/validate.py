@@ -7,9 +7,10 @@ has `additionalProperties`, and `format` is checked.
 """
 
 import datetime
+import math
 import re
 from collections.abc import Callable, Mapping
-from decimal import Decimal
+from fractions import Fraction
 from functools import cache
 from typing import Any
 
@@ -111,7 +112,7 @@ def _number_problems(schema: Mapping[str, Any], value: float, path: str) -> list
         if isinstance(limit, int | float) and not isinstance(limit, bool) and not holds(limit):
             problems.append(f"{path} is {value!r}, {relation} {limit!r}")
     step = schema.get("multipleOf")
-    if step and Decimal(repr(value)) % Decimal(repr(step)):
+    if step and not (math.isfinite(value) and Fraction(repr(value)) % Fraction(repr(step)) == 0):
         problems.append(f"{path} is {value!r}, not a multiple of {step!r}")
     return problems
 
