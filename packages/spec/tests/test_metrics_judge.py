@@ -85,6 +85,12 @@ def test_without_alternatives_the_ast_rules_compare_with_the_target():
     assert flag(expected, answer(call("walk", km=1)), "args_ast") is False
 
 
+@pytest.mark.parametrize("accepted", ["walk", [{"walk": 1}], [{"walk": {"km": 1}}], [{"walk": {}, "rest": {}}], [5]])
+def test_alternatives_of_another_form_are_an_error(accepted: Any):
+    with pytest.raises(UserError, match=r"x: meta.accepted is no list of accepted calls"):
+        judge(example(A, accepted=accepted), answer(A))
+
+
 # Number of calls
 
 

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, cast
 
 from portlab_spec.conversation import Conversation, ToolCall
+from portlab_spec.errors import UserError
 from portlab_spec.formats import FORMATS
 from portlab_spec.metrics.ast_match import Accepted, accepted_calls, match_calls
 from portlab_spec.metrics.records import LENIENT, ExampleScore, Prediction, call_names, expected_calls
@@ -65,14 +66,12 @@ def _verdicts(conversation: Conversation, expected: tuple[ToolCall, ...] | None,
     """The flags that depend on which parser reads the output."""
     calls, usable = reading.calls, reading.usable
     wanted = expected is None or bool(expected)
-    flags: dict[str, bool] = {}
+    flags = {"schema_valid_rate": usable and (bool(calls) or not wanted) and _all_valid(conversation, calls)}
     if expected is not None:
         names_equal = call_names(calls) == call_names(expected)
         flags["call_exact"] = usable and names_equal and all(map(_same_call, calls, expected))
-        flags["name_accuracy"] = usable and names_equal
-    flags["schema_valid_rate"] = usable and (bool(calls) or not wanted) and _all_valid(conversation, calls)
-    if expected is not None:
         flags["call_exact_unordered"] = usable and _same_calls(calls, expected)
+        flags["name_accuracy"] = usable and names_equal
     if expected:
         flags["args_exact"] = flags["call_exact_unordered"]
         flags["args_ast"] = usable and match_calls(calls, accepted_of(conversation), conversation.tools)
@@ -84,10 +83,26 @@ def _verdicts(conversation: Conversation, expected: tuple[ToolCall, ...] | None,
 
 
 def accepted_of(conversation: Conversation) -> Sequence[Accepted]:
-    """The accepted values of the expected calls: `meta["accepted"]`, or else the expected calls themselves."""
-    if accepted := conversation.meta.get("accepted"):
-        return cast(Sequence[Accepted], accepted)
-    return accepted_calls(conversation.target.tool_calls, conversation.tools)
+    """The accepted values of the expected calls: `meta["accepted"]`, or else the expected calls themselves.
+
+    Raises:
+        UserError: `meta["accepted"]` does not have the form.
+    """
+    accepted = conversation.meta.get("accepted")
+    if accepted is None:
+        return accepted_calls(conversation.target.tool_calls, conversation.tools)
+    if not isinstance(accepted, list) or not all(map(_is_accepted, accepted)):
+        fix = 'Write one {"name": {"parameter": [accepted values]}} per call'
+        raise UserError("meta.accepted is no list of accepted calls", where=conversation.id, fix=fix)
+    return cast(Sequence[Accepted], accepted)
+
+
+def _is_accepted(call: Any) -> bool:
+    """Whether this is one name with a list of values per parameter."""
+    if not isinstance(call, Mapping) or len(call) != 1:
+        return False
+    (parameters,) = call.values()
+    return isinstance(parameters, Mapping) and all(isinstance(values, list) for values in parameters.values())
 
 
 def _call_counts(conversation: Conversation, reading: Reading) -> dict[str, tuple[int, int]]:
