@@ -65,7 +65,7 @@ def parse_body(pieces: Sequence[tuple[str, bool]], key: re.Pattern[str], *, leni
 def name_of(pieces: Sequence[tuple[str, bool]]) -> str | None:
     """The name in call position of a body, however malformed the rest is."""
     head = pieces[0][0] if pieces and not pieces[0][1] else ""
-    match = re.match(rf"\s*+(?:call\b)?\s*+:?\s*+({NAME})", head)
+    match = re.match(rf"\s*+(?:call(?![\w.-]))?+\s*+:?\s*+({NAME})", head)
     return match[1] if match else None
 
 
