@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from portlab_spec.conversation import Conversation, Message, ToolCall
 from portlab_spec.data.fitness import DEVELOPER_PROMPT
@@ -461,3 +463,43 @@ def test_rejects_say_where_what_and_how_to_mend(tmp_path):
     assert (reject.line, reject.id, reject.where) == (1, "q1", f"{tmp_path / 'data.jsonl'}:1")
     assert reject.reason == "call to fly, which is not offered. Offer it, or call one of: get_weather"
     assert reject.raw["user_query"] == ASK["content"]
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place inside a JSON value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [at, *(place for key, item in inner for place in places(item, (*at, key)))]
+
+
+def replaced(value: Any, at: tuple[Any, ...], by: Any) -> Any:
+    if not at:
+        return by
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[at[0]] = replaced(value[at[0]], at[1:], by)
+    return copy
+
+
+ODD = st.sampled_from(
+    [
+        None, True, 0, -1, 1.5, "", " ", "x", "null", "[", "[{", "{}", "[1]", "<tool_call>", "<functioncall>", "[f(",
+        [], [None], [1], ["x"], [[]], {}, [{}], {"name": None}, {"type": "text"}, {"name": 1, "response": 2},
+        {"function": 3}, "\ud800",
+    ]
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", ROWS)
+def test_a_damaged_row_is_never_a_crash(shape, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rows")
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.data())
+    def check(data):
+        row = data.draw(st.sampled_from(ROWS[shape]))
+        for _ in range(data.draw(st.integers(1, 3))):
+            row = replaced(row, data.draw(st.sampled_from(places(row))), data.draw(ODD))
+        for named in (None, shape):
+            got = imported(folder, row, shape=named)
+            assert len(got.conversations) + len(got.rejects) == 1
+
+    check()

@@ -28,7 +28,8 @@ def chat_kind(row: Mapping[str, Any]) -> str:
     if not isinstance(messages, list):
         return "messages"
     turns = [turn for turn in messages if isinstance(turn, Mapping)]
-    calls = [call for turn in turns for call in turn.get("tool_calls") or () if isinstance(call, Mapping)]
+    listed = [turn["tool_calls"] for turn in turns if isinstance(turn.get("tool_calls"), list)]
+    calls = [call for calls in listed for call in calls if isinstance(call, Mapping)]
     nested = [call["function"] for call in calls if isinstance(call.get("function"), Mapping)]
     if row.get("functions") is not None or any(
         turn.get("function_call") is not None or turn.get("role") == "function" for turn in turns
@@ -80,11 +81,12 @@ def read_openai_functions(row: Mapping[str, Any], context: Context) -> Conversat
 
 def read_mobile_actions(row: Mapping[str, Any], context: Context) -> Conversation:
     """google/mobile-actions: `metadata` is `train` or `eval`, and the latter is the test split."""
-    splits: dict[Any, Split] = {"train": "train", "eval": "test"}
-    if (split := splits.get(row.get("metadata"))) is None:
-        raise RowError(f"metadata is {row.get('metadata')!r}, neither train nor eval")
+    splits: dict[str, Split] = {"train": "train", "eval": "test"}
+    metadata = row.get("metadata")
+    if not isinstance(metadata, str) or metadata not in splits:
+        raise RowError(f"metadata is {metadata!r}, neither train nor eval")
     messages = _required(row, "messages")
-    return conversation(row | {"split": split}, messages, context, used=("messages", "tools", "metadata"))  # type: ignore[operator]
+    return conversation({**row, "split": splits[metadata]}, messages, context, used=("messages", "tools", "metadata"))
 
 
 def read_fitness_coach(row: Mapping[str, Any], context: Context) -> Conversation:
@@ -148,7 +150,7 @@ def _is_flat(items: Any) -> bool:
 
 
 def _has_only_record_keys(row: Mapping[str, Any], turns: list[Mapping[str, Any]]) -> bool:
-    roles = {"developer", "user", "assistant", "tool"}
+    roles = ("developer", "user", "assistant", "tool")
     return row.keys() <= _RECORD_KEYS and all(
         turn.keys() <= _MESSAGE_KEYS and turn.get("role") in roles for turn in turns
     )

@@ -175,9 +175,11 @@ def _assistant(
     message: dict[str, Any], tools: Mapping[str, Tool], context: Context, pending: PendingCalls
 ) -> Iterator[dict[str, Any]]:
     """The one or more assistant messages that an assistant message stands for."""
-    raw_calls = list(message.pop("tool_calls", None) or ())
+    raw_calls = message.pop("tool_calls", None) or []
+    if not isinstance(raw_calls, list):
+        raise RowError("tool_calls is not a list")
     if old := message.pop("function_call", None):
-        raw_calls.append(old)
+        raw_calls = [*raw_calls, old]
     results = message.pop("tool_responses", None)
     if not raw_calls:
         if results:
