@@ -32,7 +32,7 @@ TURN, END_TURN = "<start_of_turn>", "<end_of_turn>"
 CONTROL_TOKENS = (BOS, EOS, PAD, TURN, END_TURN)
 STOP_TOKENS = (EOS, END_TURN)
 # Text may not forge the place of an image either.
-_REFUSED = (*CONTROL_TOKENS, "<start_of_image>", "<end_of_image>", "<image_soft_token>")
+REFUSED_TOKENS = (*CONTROL_TOKENS, "<start_of_image>", "<end_of_image>", "<image_soft_token>")
 
 # Where a model that writes calls would write them: `_parse` takes text for an answer only elsewhere.
 _CALL_POSITION = re.compile(
@@ -91,7 +91,7 @@ class Gemma3:
         if message.reasoning:
             raise UserError("Gemma 3 has no place for reasoning", where=where, fix="Remove it from the data")
         if message.tool_calls:
-            text = write_calls(message.tool_calls, self.style, _REFUSED, f"{where}.tool_calls")
+            text = write_calls(message.tool_calls, self.style, REFUSED_TOKENS, f"{where}.tool_calls")
             return Segment(text, loss=message.supervised)
         text = (message.content or "").strip()
         if not text:
@@ -136,7 +136,7 @@ def _control(token: str, *, loss: bool = False) -> Segment:
 def _text(text: str, where: str, *, loss: bool = False) -> Segment:
     for _, what in faults(text):
         raise UserError(what, where=where, fix="Mend the text")
-    return plain(text, where, _REFUSED, loss=loss)
+    return plain(text, where, REFUSED_TOKENS, loss=loss)
 
 
 _PLACE = {"user": "a user message", "assistant": "an answer", "tool": "tool results"}
@@ -212,7 +212,7 @@ def _user_turn(messages: Sequence[tuple[int, Message]], conversation: Conversati
 def _json_line(value: Any, where: str) -> str:
     for path, what in faults(value):
         raise UserError(what, where=ascii(f"{where}{path}")[1:-1], fix="Mend the data")
-    return plain(json.dumps(value, ensure_ascii=False), where, _REFUSED).text
+    return plain(json.dumps(value, ensure_ascii=False), where, REFUSED_TOKENS).text
 
 
 # ------------------------------------------------------------------------------------------------ parsing

@@ -26,7 +26,7 @@ _BARE_CALL = re.compile(r"[A-Za-z_][\w.-]{0,127}\(")
 _BARE_CALL_SO_FAR = re.compile(r"[A-Za-z_][\w.-]{0,127}")
 _SPACE = re.compile(r"\s*")
 # In each string, and outside strings: the characters that matter.
-_NOTABLE = {'"': re.compile(r'["\\\n]'), "'": re.compile(r"['\\\n]"), "": re.compile(r"[\[\](){}\"']")}
+_NOTABLE = {'"': re.compile(r'["\\\n]'), "'": re.compile(r"['\\\n]"), "": re.compile(r"[\[\](){}\"'`]")}
 _MAX_BRACKETS = MAX_DEPTH + 4  # a list of calls, a call and its arguments stand around the deepest value
 _OPENERS = {"[": "]", "{": "}", "(": ")"}
 
@@ -36,7 +36,8 @@ class Brackets:
 
     Attributes:
         at: position reached, counted from the opening bracket.
-        failed: brackets do not match, a string runs over the end of its line, or nesting is too deep.
+        failed: brackets do not match, a string runs over the end of its line, a code fence comes, or nesting is too
+            deep.
     """
 
     def __init__(self) -> None:
@@ -56,6 +57,9 @@ class Brackets:
                 after += text[after] != "\n"
             elif char == "\n":
                 self.failed = True
+            elif char == "`":  # a fence opens or closes here
+                self.failed = True
+                after = match.start()
             elif char in "\"'":
                 self._quote = "" if self._quote else char
             elif char in _OPENERS:
