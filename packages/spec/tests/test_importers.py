@@ -297,6 +297,13 @@ def test_the_call_and_its_tool_are_the_same_from_every_shape(shape, which, tmp_p
     assert ASK["content"] in [message.content for message in row.messages if message.role == "user"]
 
 
+def test_tools_of_a_record_are_lowered_as_any_other(tmp_path):
+    by_hand = WEATHER | {"parameters": {"type": "OBJECT", "properties": {"city": CITY}, "required": ["city"]}}
+    got = imported(tmp_path, ROWS["record"][0] | {"tools": [by_hand]})
+    assert [tool.to_openai() for tool in got.conversations[0].tools] == [TOOL]
+    assert got.repairs == {"tools lowered": 1}
+
+
 def test_seed_rows_get_the_developer_prompt(tmp_path):
     assert only(tmp_path, ROWS["seed"][0]).messages[0] == Message(role="developer", content=DEVELOPER_PROMPT)
 

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from pydantic import ValidationError
 
 from portlab_spec.conversation import Conversation, Message
-from portlab_spec.data.importers.chats import read_record
+from portlab_spec.data.importers.chats import parse_record
 from portlab_spec.data.importers.context import RowError
 from portlab_spec.data.importers.normalise import describe
 from portlab_spec.data.sources import read_rows, require_pyarrow
@@ -55,7 +55,7 @@ def read_conversations(path: Path) -> Iterator[Conversation]:
         try:
             if row.error:
                 raise row.error
-            yield read_record(row.value)
+            yield parse_record(row.value)
         except RowError as error:
             raise UserError(error.what, where=row.where, fix=error.fix) from None
         except ValidationError as error:

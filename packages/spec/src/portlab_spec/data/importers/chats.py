@@ -48,7 +48,7 @@ def chat_kind(row: Mapping[str, Any]) -> str:
     return "trl" if tools else "messages"
 
 
-def read_record(row: Mapping[str, Any], context: Context | None = None) -> Conversation:
+def parse_record(row: Mapping[str, Any]) -> Conversation:
     """Our own record, as it is: an unknown key is an error. In Parquet, nested columns hold JSON text.
 
     Raises:
@@ -63,6 +63,16 @@ def read_record(row: Mapping[str, Any], context: Context | None = None) -> Conve
             except ValueError as error:
                 raise RowError(f"{key} is not JSON ({error})") from None
     return Conversation.model_validate(fields)
+
+
+def read_record(row: Mapping[str, Any], context: Context) -> Conversation:
+    """A record, its tools lowered if somebody wrote them by hand in full JSON Schema."""
+    record = parse_record(row)
+    lowered = context.read_tools([tool.model_dump() for tool in record.tools])
+    if lowered == record.tools:
+        return record
+    context.mended("tools lowered")
+    return record.model_copy(update={"tools": lowered})
 
 
 def read_messages(row: Mapping[str, Any], context: Context) -> Conversation:
