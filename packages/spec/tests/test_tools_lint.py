@@ -402,3 +402,19 @@ def test_the_path_leads_through_lists():
         "f.x[].a: error enum-not-string: the choices of type integer are dropped. "
         "Use strings, or call describe_constraints [functiongemma]"
     )
+
+
+raw_keys = st.sampled_from([
+    "description", "type", "properties", "required", "items", "enum", "anyOf", "$ref", "const", "default", "nullable",
+    "minimum", "maxItems", "uniqueItems", "pattern", "prefixItems", "additionalProperties", "x", "format",
+])  # fmt: skip
+raw_leaves = st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from(["string", "OBJECT", "array", "x"])
+raw = st.recursive(
+    raw_leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(raw_keys, inner, max_size=5), max_leaves=12
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(raw_keys, raw, max_size=5))
+def test_what_is_no_schema_is_linted_without_a_crash(parameters: dict[str, Any]):
+    lint(describe_constraints(tool(parameters)))

@@ -50,7 +50,7 @@ def sentences(schema: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]
     if "pattern" in schema:
         yield ("pattern",), f"Matches the pattern {schema['pattern']}."
     if "format" in schema:
-        yield ("format",), _FORMATS.get(schema["format"], f"Format: {schema['format']}.")
+        yield ("format",), _FORMATS.get(str(schema["format"]), f"Format: {schema['format']}.")
     yield from _range(schema, "minItems", "maxItems", " items")
     if schema.get("uniqueItems"):
         yield ("uniqueItems",), "No item twice."
