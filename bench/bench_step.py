@@ -16,16 +16,12 @@ micro-batches of 4 rows.
 """
 
 import argparse
-import datetime
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,17 +29,16 @@ import numpy as np
 from portlab_spec.assets import default_model
 from portlab_spec.data import load_dataset
 from portlab_spec.data.tokens import Row, tokenize
-from portlab_spec.files import write_json
 from portlab_spec.formats import FORMATS
 from portlab_spec.models import GemmaConfig, match_targets, param_table
 from portlab_spec.recipe import load_recipe
-from portlab_spec.report import peak_rss_bytes, versions
+from portlab_spec.report import peak_rss_bytes
 from portlab_spec.tokenizer import Tokenizer
+from result_file import write_result
 
 if TYPE_CHECKING:
     from portlab_jax.packing import Layout
 
-RESULT = Path(__file__).parent / "results" / "bench_step.json"
 MICRO_BATCH = 4
 RECIPE = load_recipe("functiongemma-fitness")
 CONTENDERS = ("packed", "packed, all logits", "padded, gathered logits", "padded, all logits", "peft")
@@ -246,19 +241,7 @@ def main() -> None:
     # The slower of the two runs of ours stands against the others.
     ours = min(figures["packed"]["examples_per_second"], figures["packed, again"]["examples_per_second"])
     ratios = {f"packed / {name}": ours / figures[name]["examples_per_second"] for name in CONTENDERS[1:]}
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
-    write_json(
-        RESULT,
-        {
-            "evidence": "measured",
-            "machine": {"cpu": cpu_name(), "cores": os.cpu_count(), "system": platform.platform()},
-            "versions": versions("jax", "jaxlib", "torch", "transformers", "peft", "numpy"),
-            "commit": commit,
-            "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "figures": figures,
-            "ratios": ratios,
-        },
-    )
+    result = write_result("bench_step", ("jax", "jaxlib", "torch", "transformers", "peft", "numpy"), figures, ratios)
     print("| contender | examples/s | step, s | token positions | logit positions | peak memory, GiB | packed is |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for name, f in figures.items():
@@ -270,15 +253,7 @@ def main() -> None:
     counted = figures["packed"]["gflop_counted"]
     shares = ", ".join(f"{name} {value:.0f} ({value / sum(counted.values()):.0%})" for name, value in counted.items())
     print(f"\npacked step, GFLOP counted: {shares}")
-    print(f"same loss in all: {losses[0]:.5f}; written to {RESULT.name}")
-
-
-def cpu_name() -> str:
-    """The processor as the system names it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    print(f"same loss in all: {losses[0]:.5f}; written to {result.name}")
 
 
 if __name__ == "__main__":

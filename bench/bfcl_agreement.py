@@ -18,11 +18,8 @@ All four are counted by name; any other disagreement fails the run.
 """
 
 import argparse
-import datetime
 import importlib.util
 import json
-import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -34,18 +31,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench_step import cpu_name
 from bfcl_mutants import answers
 from portlab_spec import cli
 from portlab_spec.conversation import Conversation, ToolCall
 from portlab_spec.data.bfcl import CALLS, BfclData, data_folder, read_bfcl
 from portlab_spec.errors import EXIT_FAILED_CHECK, UserError
-from portlab_spec.files import write_json
 from portlab_spec.metrics import Prediction, accepted_of, judge, match_calls
-from portlab_spec.report import versions
 from portlab_spec.tools import same_json
+from result_file import write_result
 
-RESULT = Path(__file__).parent / "results" / "bfcl_agreement.json"
 REQUIREMENT = "bfcl-eval==2026.3.23"
 LANGUAGES = {"simple_java": "java", "simple_javascript": "javascript"}
 
@@ -254,19 +248,8 @@ def report(tallies: Mapping[str, Tally], data: BfclData) -> bool:
     for category, tally in tallies.items():
         for name, count in tally.differ.items():
             print(f"{category}: {count} x {name}, for example {tally.examples[name]}")
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
-    write_json(
-        RESULT,
-        {
-            "evidence": "measured",
-            "machine": {"cpu": cpu_name(), "cores": os.cpu_count(), "system": platform.platform()},
-            "versions": {**versions("portlab-spec"), "bfcl-eval": REQUIREMENT.partition("==")[2]},
-            "commit": commit,
-            "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "figures": figures,
-            "ratios": {"agree / compared": agree / compared},
-        },
-    )
+    ratios = {"agree / compared": agree / compared}
+    write_result("bfcl_agreement", ("portlab-spec",), figures, ratios, data=REQUIREMENT)
     return agree == compared
 
 

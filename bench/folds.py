@@ -8,20 +8,18 @@ train-jax. Adds one entry to bench/results/folds.json.
 """
 
 import argparse
-import datetime
 import hashlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from bench_step import cpu_name
 from portlab_spec.data import load_dataset
 from portlab_spec.files import read_json, write_json
+from result_file import RESULTS, origin
 
-RESULT = Path(__file__).parent / "results" / "folds.json"
+RESULT = RESULTS / "folds.json"
 COUNT = 5
 
 
@@ -73,8 +71,7 @@ def main() -> None:
         "folds": args.folds,
         "totals": totals,
         "wrong": [line for _, wrong in results for line in wrong],
-        "machine": {"cpu": cpu_name(), "cores": os.cpu_count()},
-        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **origin("jax", "jaxlib", "optax", "orbax-checkpoint"),
     }
     entries = read_json(RESULT) if RESULT.exists() else {}
     write_json(RESULT, entries | {args.name: entry})

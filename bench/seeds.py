@@ -7,19 +7,16 @@ split: recipe choices were made on the validation split (`--train-splits train -
 """
 
 import argparse
-import datetime
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
-from bench_step import cpu_name
 from portlab_spec.files import write_json
+from result_file import RESULTS, origin
 
-RESULT = Path(__file__).parent / "results" / "seeds.json"
+RESULT = RESULTS / "seeds.json"
 SHOWN = ("call_exact", "name_accuracy", "parse_rate", "hallucinated_tool_rate", "most_frequent_tool")
 
 
@@ -46,9 +43,7 @@ def main() -> None:
     write_json(
         RESULT,
         {
-            "evidence": "measured",
-            "machine": {"cpu": cpu_name(), "cores": os.cpu_count()},
-            "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            **origin("jax", "jaxlib", "optax", "orbax-checkpoint"),
             "mean_after": means,
             "reports": reports,
         },

@@ -1,0 +1,50 @@
+"""The one form in which benchmarks leave their figures: bench/results/NAME.json."""
+
+import datetime
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from portlab_spec.files import write_json
+from portlab_spec.report import versions
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def origin(*distributions: str) -> dict[str, Any]:
+    """Where, when and with what figures were measured."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
+    return {
+        "evidence": "measured",
+        "machine": {"cpu": cpu_name(), "cores": os.cpu_count(), "system": platform.platform()},
+        "versions": versions(*distributions),
+        "commit": commit,
+        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def write_result(
+    name: str, distributions: tuple[str, ...], figures: dict[str, Any], ratios: dict[str, float], **more: Any
+) -> Path:
+    """Write the figures of one run and return the file.
+
+    Args:
+        name: of the benchmark and its nox session.
+        distributions: packages whose versions matter.
+        figures: contender -> measured values.
+        ratios: what is compared -> a number from this same run.
+        more: anything else that is to be read beside them.
+    """
+    path = RESULTS / f"{name}.json"
+    write_json(path, {**origin(*distributions), "figures": figures, "ratios": ratios, **more})
+    return path
+
+
+def cpu_name() -> str:
+    """The processor as the system names it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
