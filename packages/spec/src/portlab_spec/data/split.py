@@ -1,12 +1,23 @@
-"""Splits that do not move: by hash of the row's id, and checked for leakage."""
+"""Splits that do not move, and the search for questions that stand in two of them.
+
+`split_by_hash` and `assign_splits` take fractions, `stratified_split` takes rows per stratum. All three depend on a
+seed and on the rows, never on their order.
+"""
 
 import hashlib
 import unicodedata
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, combinations, islice, product
+
+import numpy as np
 
 from portlab_spec.conversation import Conversation, Split
+from portlab_spec.data.similarity import SimilarityIndex, check_threshold, similar_groups
 from portlab_spec.errors import UserError
+
+# ----------------------------------------------------------------------------------------------- splitting
 
 
 def stratified_split(
@@ -42,11 +53,125 @@ def stratified_split(
                 f"stratum {stratum} has {len(rows)} rows, and {sum(sizes.values())} are to be held out",
                 fix="Hold out fewer rows, or add some",
             )
-        ranked = iter(sorted(rows, key=lambda row: hashlib.sha256(f"{seed}:{row}".encode()).digest()))
+        ranked = iter(sorted(rows, key=lambda row: _digest(row, seed)))
         for split, size in sizes.items():
             assigned |= {next(ranked): split for _ in range(size)}
         assigned |= dict.fromkeys(ranked, "train")
     return {key: assigned[key] for key in keys}
+
+
+def split_by_hash(keys: Sequence[str], fractions: Mapping[Split, float], seed: int = 0) -> dict[str, Split]:
+    """Assign each key to a split by its own hash: adding or removing rows moves no other row.
+
+    The price is that the shares hold on average only: of n rows a fraction f gets f n, give or take
+    sqrt(f (1 - f) n).
+
+    Args:
+        keys: unique ids of the rows.
+        fractions: share of each split other than `train`, which gets the rest.
+        seed: another seed, another split.
+
+    Raises:
+        UserError: a key occurs twice, or the fractions are not shares.
+    """
+    bounds = _bounds(fractions)
+    if len(set(keys)) < len(keys):
+        raise UserError(f"two rows have the id {Counter(keys).most_common(1)[0][0]}", fix="Give every row its own id")
+    return {key: _split_at(_uniform(key, seed), bounds) for key in keys}
+
+
+def first_tool(conversation: Conversation) -> str:
+    """Name of the first tool that a conversation calls; "" if it calls none."""
+    return next((call.name for message in conversation.messages for call in message.tool_calls), "")
+
+
+def assign_splits(
+    conversations: Sequence[Conversation],
+    fractions: Mapping[Split, float],
+    *,
+    seed: int = 0,
+    stratify: Callable[[Conversation], str] | None = first_tool,
+    similarity: float | None = None,
+) -> list[Conversation]:
+    """The conversations with a split each; rows that ask the same go to the same split.
+
+    Args:
+        conversations: all rows; the split that they have is ignored.
+        fractions: share of each split other than `train`, which gets the rest.
+        seed: another seed, another split.
+        stratify: every value of it is split by the fractions, as exactly as its rows and groups allow; adding rows
+            may then move a few others of the same value. None splits by hash alone: nothing moves, shares hold on
+            average.
+        similarity: rows whose questions are at least this alike, see `find_leakage`, also stay together, and those
+            alike to these. None: only equal questions do.
+
+    Raises:
+        UserError: the fractions are not shares, or `similarity` is no similarity.
+    """
+    bounds = _bounds(fractions)
+    questions = [asked(conversation) for conversation in conversations]
+    leader = _leaders(sorted(set(questions)), similarity)
+    groups: dict[str, list[int]] = defaultdict(list)
+    for i, question in enumerate(questions):
+        groups[leader[question]].append(i)
+
+    if stratify is None:
+        place = {key: _uniform(key, seed) for key in groups}
+    else:
+        strata: dict[str, list[str]] = defaultdict(list)
+        for key, members in groups.items():
+            strata[min(stratify(conversations[i]) for i in members)].append(key)
+        place = {}
+        for keys in strata.values():
+            total = sum(len(groups[key]) for key in keys)
+            at = 0
+            for key in sorted(keys, key=lambda key: _digest(key, seed)):
+                place[key] = (at + len(groups[key]) / 2) / total
+                at += len(groups[key])
+    return [
+        conversation.model_copy(update={"split": _split_at(place[leader[question]], bounds)})
+        for conversation, question in zip(conversations, questions, strict=True)
+    ]
+
+
+def _leaders(questions: Sequence[str], similarity: float | None) -> dict[str, str]:
+    """For each question the one that stands for its group."""
+    if similarity is None:
+        return {question: question for question in questions}
+    check_threshold(similarity)
+    return {
+        question: questions[i] for question, i in zip(questions, similar_groups(questions, similarity), strict=True)
+    }
+
+
+def _bounds(fractions: Mapping[Split, float]) -> list[tuple[float, Split]]:
+    """Where each split ends on the way from 0 to 1."""
+    bounds: list[tuple[float, Split]] = []
+    total = 0.0
+    for split, fraction in fractions.items():
+        total += fraction
+        if split == "train" or not 0 <= fraction <= 1 or total > 1 + 1e-9:
+            shares = ", ".join(f"{name} {share:g}" for name, share in fractions.items())
+            fix = "Give validation and test a share from 0 to 1 each, together at most 1; train gets the rest"
+            raise UserError(f"no split has the fractions {shares}", fix=fix)
+        bounds.append((total, split))
+    return bounds
+
+
+def _split_at(place: float, bounds: Sequence[tuple[float, Split]]) -> Split:
+    return next((split for bound, split in bounds if place < bound), "train")
+
+
+def _digest(key: str, seed: int) -> bytes:
+    return hashlib.sha256(f"{seed}:{key}".encode()).digest()
+
+
+def _uniform(key: str, seed: int) -> float:
+    """A number from 0 to 1 (exclusive), fixed by key and seed."""
+    return (int.from_bytes(_digest(key, seed)[:8]) >> 11) / 2**53
+
+
+# ------------------------------------------------------------------------------------------------- leakage
 
 
 def check_leakage(conversations: Iterable[Conversation], *, where: str = "") -> None:
@@ -63,14 +188,133 @@ def check_leakage(conversations: Iterable[Conversation], *, where: str = "") -> 
     """
     first: dict[str, Conversation] = {}
     for conversation in conversations:
-        asked = "\n".join(normalise(m.content or "") for m in conversation.messages if m.role == "user")
-        other = first.setdefault(asked, conversation)
+        other = first.setdefault(asked(conversation), conversation)
         if other.split != conversation.split:
             raise UserError(
                 f"{other.id} in {other.split} and {conversation.id} in {conversation.split} ask the same",
                 where=where,
                 fix="Put both in one split, or remove one",
             )
+
+
+@dataclass(frozen=True)
+class Leak:
+    """Two conversations of different splits that ask the same, or nearly.
+
+    Attributes:
+        ids: of both.
+        splits: of both, in the order of `ids`.
+        similarity: of their normalised questions, see `portlab_spec.data.similarity`.
+        exact: the questions agree after `normalise`.
+    """
+
+    ids: tuple[str, str]
+    splits: tuple[Split, Split]
+    similarity: float
+    exact: bool
+
+
+@dataclass(frozen=True)
+class Leakage:
+    """What `find_leakage` found.
+
+    Attributes:
+        exact_pairs: pairs in different splits whose questions agree after `normalise`.
+        near_pairs: other pairs whose questions are alike.
+        leaks: the pairs themselves, exact ones first, then the most similar; the list may have a limit, the counts
+            have none.
+        held_out: ids of all rows outside `train` that stand in a pair.
+    """
+
+    exact_pairs: int
+    near_pairs: int
+    leaks: tuple[Leak, ...]
+    held_out: tuple[str, ...]
+
+    def summary(self) -> str:
+        """One line with the counts."""
+        return (
+            f"{self.exact_pairs} pairs ask the same in two splits, {self.near_pairs} nearly the same; "
+            f"{len(self.held_out)} held-out rows are concerned"
+        )
+
+
+def find_leakage(conversations: Sequence[Conversation], *, threshold: float = 0.8, max_listed: int = 10_000) -> Leakage:
+    """All pairs of conversations in different splits that ask the same or nearly the same.
+
+    Args:
+        conversations: all rows of the data set.
+        threshold: least similarity of a pair, above 0.
+        max_listed: list so many pairs of each kind at most; all are counted.
+
+    Raises:
+        UserError: the threshold is no similarity.
+    """
+    check_threshold(threshold)
+    rows: dict[Split, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for conversation in conversations:
+        rows[conversation.split][asked(conversation)].append(conversation.id)
+
+    # The fewer questions search the more, so that there are fewer searches.
+    ordered = sorted(rows, key=lambda split: (len(rows[split]), split))
+    parts = [
+        _leaks_between(fewer, rows[fewer], more, rows[more], threshold, max_listed)
+        for fewer, more in combinations(ordered, 2)
+    ]
+    exact, near = ([leak for part in parts for leak in part.leaks if leak.exact is kind] for kind in (True, False))
+    near.sort(key=lambda leak: -leak.similarity)
+    concerned = set(chain.from_iterable(part.held_out for part in parts))
+    return Leakage(
+        exact_pairs=sum(part.exact_pairs for part in parts),
+        near_pairs=sum(part.near_pairs for part in parts),
+        leaks=(*exact[:max_listed], *near[:max_listed]),
+        held_out=tuple(c.id for c in conversations if c.split != "train" and c.id in concerned),
+    )
+
+
+def _leaks_between(
+    fewer: Split,
+    searching: Mapping[str, list[str]],
+    more: Split,
+    searched: Mapping[str, list[str]],
+    threshold: float,
+    max_listed: int,
+) -> Leakage:
+    """The leaks between two splits, each given as the ids behind each question; `held_out` names rows of both."""
+    questions = list(searched)
+    askers = np.array([len(searched[question]) for question in questions])
+    index = SimilarityIndex(questions)
+    met = np.zeros(len(questions), bool)
+    exact_pairs = near_pairs = 0
+    exact: list[Leak] = []
+    near: list[Leak] = []
+    concerned: list[str] = []
+    for question, ids in searching.items():
+        positions, similarities = index.alike(question, threshold)
+        if not len(positions):
+            continue
+        met[positions] = True
+        concerned += ids
+        same = searched.get(question, [])
+        exact_pairs += len(ids) * len(same)
+        near_pairs += len(ids) * (int(askers[positions].sum()) - len(same))
+        for pair in islice(product(ids, same), max_listed - len(exact)):
+            exact.append(Leak(pair, (fewer, more), 1.0, True))
+        room = max_listed - len(near)
+        for at, similarity in zip(positions[: room + 1], similarities, strict=False):
+            others = searched[questions[at]] if questions[at] != question else []
+            for pair in islice(product(ids, others), max_listed - len(near)):
+                near.append(Leak(pair, (fewer, more), float(similarity), False))
+    concerned += chain.from_iterable(searched[questions[at]] for at in np.flatnonzero(met))
+    return Leakage(exact_pairs, near_pairs, (*exact, *near), tuple(concerned))
+
+
+def asked(conversation: Conversation) -> str:
+    """What a conversation asks: its user turns, normalised; without any, its developer's."""
+    for role in ("user", "developer"):
+        if turns := [normalise(m.content or "") for m in conversation.messages if m.role == role]:
+            return "\n".join(turns)
+    return ""
 
 
 def normalise(text: str) -> str:
