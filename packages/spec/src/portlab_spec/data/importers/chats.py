@@ -1,9 +1,13 @@
 """Shapes that carry `messages`: they share one reader, and differ in the marks by which they are known."""
 
+import json
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
-from portlab_spec.conversation import Conversation, Message, Split
+from pydantic import ValidationError
+
+from portlab_spec.conversation import Conversation, Message, Split, Tool
 from portlab_spec.data.importers.context import Context, RowError
 from portlab_spec.data.importers.literals import read_json
 from portlab_spec.data.importers.normalise import conversation
@@ -55,6 +59,25 @@ def parse_record(row: Mapping[str, Any]) -> Conversation:
         RowError: a text column that is not JSON.
         ValidationError: not a record.
     """
+    fields = _decoded(row)
+    if isinstance(fields.get("tools"), list):
+        # A tool that is none is left as it is: the validation of the whole record says best what is wrong.
+        fields["tools"] = [_tool_of_text(json.dumps(entry)) or entry for entry in fields["tools"]]
+    return Conversation.model_validate(fields)
+
+
+def read_record(row: Mapping[str, Any], context: Context) -> Conversation:
+    """A record, its tools lowered if somebody wrote them by hand in full JSON Schema."""
+    fields = _decoded(row)
+    record = parse_record(fields)
+    lowered = context.read_tools(fields.get("tools") or [])
+    if lowered == record.tools:
+        return record
+    context.mended("tools lowered")
+    return record.model_copy(update={"tools": lowered})
+
+
+def _decoded(row: Mapping[str, Any]) -> dict[str, Any]:
     fields = dict(row)
     for key in _STORED_AS_TEXT:
         if isinstance(fields.get(key), str):
@@ -62,17 +85,16 @@ def parse_record(row: Mapping[str, Any]) -> Conversation:
                 fields[key] = read_json(fields[key])
             except ValueError as error:
                 raise RowError(f"{key} is not JSON ({error})") from None
-    return Conversation.model_validate(fields)
+    return fields
 
 
-def read_record(row: Mapping[str, Any], context: Context) -> Conversation:
-    """A record, its tools lowered if somebody wrote them by hand in full JSON Schema."""
-    record = parse_record(row)
-    lowered = context.read_tools([tool.model_dump() for tool in record.tools])
-    if lowered == record.tools:
-        return record
-    context.mended("tools lowered")
-    return record.model_copy(update={"tools": lowered})
+@lru_cache(maxsize=4096)
+def _tool_of_text(text: str) -> Tool | None:
+    """The tool of a JSON text, None if it is none. Most rows offer tools that others have offered before."""
+    try:
+        return Tool.model_validate_json(text)
+    except ValidationError:
+        return None
 
 
 def read_messages(row: Mapping[str, Any], context: Context) -> Conversation:
