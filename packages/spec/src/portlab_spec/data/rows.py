@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from portlab_spec.conversation import Conversation, Tool
-from portlab_spec.data import fitness
+from portlab_spec.data import fitness, fitness_plus
 from portlab_spec.data.importers import Importer, detect, importer_named
 from portlab_spec.data.importers.context import CallsWithText, Context, RowError, ToolReader
 from portlab_spec.data.importers.normalise import describe
@@ -24,7 +24,10 @@ from portlab_spec.data.split import check_leakage
 from portlab_spec.errors import UserError
 from portlab_spec.tools import read_tools, validate_arguments
 
-BUILT_IN: dict[str, Callable[[], list[Conversation]]] = {fitness.NAME: fitness.load}
+BUILT_IN: dict[str, Callable[[], list[Conversation]]] = {
+    fitness.NAME: fitness.load,
+    fitness_plus.NAME: fitness_plus.load,
+}
 
 _log = logging.getLogger(__name__)
 

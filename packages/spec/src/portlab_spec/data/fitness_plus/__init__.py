@@ -8,12 +8,12 @@ generate.py   kinds of conversation, splits, tools on offer
 """
 
 from portlab_spec.conversation import Conversation
-from portlab_spec.data.fitness_plus.generate import NAME, generate
-from portlab_spec.data.fitness_plus.tools import tools
+from portlab_spec.data.fitness_plus.functions import tools
+from portlab_spec.data.fitness_plus.generate import NAME, conversations
 
 __all__ = ["NAME", "load", "tools"]
 
 
 def load(seed: int = 0) -> list[Conversation]:
     """All conversations, made once per process and seed; the same seed gives the same bytes."""
-    return list(generate(seed))
+    return list(conversations(seed))

@@ -16,8 +16,8 @@ from pydantic import JsonValue
 
 from portlab_spec.conversation import Conversation, Message, Split, Tool, ToolCall
 from portlab_spec.data.fitness_plus import dates
+from portlab_spec.data.fitness_plus.functions import FUNCTIONS, GROUPS, call, tools
 from portlab_spec.data.fitness_plus.grammar import Phrasing, Said, choose, dialogue, fill, join, pick, say, styled
-from portlab_spec.data.fitness_plus.tools import FUNCTIONS, GROUPS, call, tools
 from portlab_spec.data.split import check_leakage, normalise
 
 NAME = "fitness-plus"
@@ -248,7 +248,7 @@ def _plans() -> Iterator[_Plan]:
 
 
 @cache
-def generate(seed: int = 0) -> tuple[Conversation, ...]:
+def conversations(seed: int = 0) -> tuple[Conversation, ...]:
     """All conversations of a seed, test rows first within each kind and tool.
 
     Raises:
@@ -275,9 +275,9 @@ def generate(seed: int = 0) -> tuple[Conversation, ...]:
     trained = {
         p for plan, _, _, draft in drafts if plan.split == "train" for said in draft.said for p in said.phrasings
     }
-    conversations = tuple(_conversation(*parts, trained) for parts in drafts)
-    check_leakage(conversations, where=NAME)
-    return conversations
+    made = tuple(_conversation(*parts, trained) for parts in drafts)
+    check_leakage(made, where=NAME)
+    return made
 
 
 @cache

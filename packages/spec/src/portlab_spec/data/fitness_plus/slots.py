@@ -168,7 +168,7 @@ SPORTS = {
     "strength": ("strength workout", "strength workouts", "strength training", ""),
 }
 METRICS: dict[str, JsonValue] = {
-    "step count": "steps", "daily steps": "steps", "calorie burn": "calories", "distance covered": "distance",
+    "step count": "steps", "daily step count": "steps", "calorie burn": "calories", "daily distance": "distance",
     "floor count": "floors", "active time": "active_minutes", "resting heart rate": "resting_heart_rate",
     "resting pulse": "resting_heart_rate", "body weight": "weight", "sleep duration": "sleep",
     "stair climbing": "floors", "calorie expenditure": "calories",
@@ -189,7 +189,7 @@ TASKS = (
     "book the massage", "wash my running kit", "meditate", "call the physio", "weigh myself", "pack the swim bag",
     "foam roll", "pump up the bike tyres", "sign up for the race", "prepare a snack", "ice my knee",
 )  # fmt: skip
-LABELS = ("plank", "eggs", "stretching", "tea", "rest", "wall sit", "breathing", "foam roller", "headstand", "warm-up")
+LABELS = ("plank", "pasta", "stretching", "tea", "rest", "wall sit", "breathing", "foam roller", "headstand", "warm-up")
 PLACES = (
     "Lisbon", "Oslo", "Graz", "Leeds", "Lyon", "Porto", "Ghent", "Turin", "Bergen", "Utrecht", "Zurich", "Galway",
     "Malmo", "Girona", "Innsbruck", "Boulder", "Denver", "Austin", "Kyoto", "Perth",
@@ -222,14 +222,14 @@ def _sports(form: int) -> list[Filling]:
 
 def _record_distances() -> list[Filling]:
     """Sport and distance that are held records in, as one noun."""
-    kms = (1, 3, 5, 8, 10, 15, 20, 30, 40)
+    kms = (1, 3, 5, 10, 12, 15, 20, 30, 40)
     out = [
         Filling(f"{km} km {noun}", (("sport", sport), ("distance_km", float(km))))
         for km in kms
         for noun, sport in (("run", "running"), ("bike ride", "cycling"), ("walk", "walking"))
     ]
     out += [
-        Filling(f"{m} metre swim", (("sport", "swimming"), ("distance_km", m / 1000))) for m in (400, 800, 1500, 2000)
+        Filling(f"{m} metre swim", (("sport", "swimming"), ("distance_km", m / 1000))) for m in (400, 1000, 1500, 2000)
     ]
     out.append(Filling("half marathon run", (("sport", "running"), ("distance_km", 21.1))))
     return out
@@ -367,7 +367,6 @@ SLOTS: dict[str, Slot] = {
     "day_noun": lambda now: _days("date", dates.as_nouns(dates.past_days(now.date()))),
     "past_day": lambda now: _days("date", _without_today(dates.past_days(now.date()))),
     "past_noun": lambda now: _days("date", _without_today(dates.as_nouns(dates.past_days(now.date())))),
-    "future_day": lambda now: _days("date", dates.future_days(now.date())),
     "later_day": lambda now: _days("date", _without_today(dates.future_days(now.date()))),
     "later_noun": lambda now: _days("date", _without_today(dates.as_nouns(dates.future_days(now.date())))),
     "night": _adverbs_of_night,
@@ -393,6 +392,7 @@ SLOTS: dict[str, Slot] = {
     "sport": _constant(_sports(0)),
     "sports": _constant(_sports(1)),
     "doing": _constant(_sports(2)),
+    "going": _constant([filling for filling in _sports(2) if filling.arguments[0][1] not in ("yoga", "strength")]),
     "did": _constant(_sports(3)),
     "record": _constant(_record_distances()),
     "metric": _fixed("metric", METRICS),

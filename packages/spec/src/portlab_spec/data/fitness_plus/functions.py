@@ -36,7 +36,7 @@ _METRIC_RANGE: dict[str, tuple[int, int, str]] = {
     "sleep": (360, 500, "min"),
 }
 _GOAL_TARGET = {
-    "steps": 10000, "distance_km": 8, "active_minutes": 45, "calories": 2400, "sleep_minutes": 480, "water_ml": 2000,
+    "steps": 10000, "distance_km": 40, "active_minutes": 45, "calories": 2400, "sleep_minutes": 480, "water_ml": 2000,
 }  # fmt: skip
 
 
@@ -61,10 +61,16 @@ def _clock(minutes: int) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}"
 
 
-def _mean(metric: str, start: str, end: str) -> int:
+def _values(metric: str, start: str, end: str) -> list[int]:
+    """A value per day: the same day has the same value whatever the period."""
     low, high, _ = _METRIC_RANGE[metric]
-    count = _days(start, end)
-    return round(sum(_sample(low, high, metric, start, day) for day in range(count)) / count)
+    first = datetime.date.fromisoformat(start).toordinal()
+    return [_sample(low, high, metric, day) for day in range(first, first + _days(start, end))]
+
+
+def _mean(metric: str, start: str, end: str) -> int:
+    values = _values(metric, start, end)
+    return round(sum(values) / len(values))
 
 
 # ------------------------------------------------------------------------------------------------ activity
@@ -76,7 +82,7 @@ def get_steps(date: str) -> Result:
     Args:
         date: Day, YYYY-MM-DD.
     """
-    return {"date": date, "steps": _sample(3100, 16400, "steps", date)}
+    return {"date": date, "steps": _mean("steps", date, date)}
 
 
 def get_metric_history(
@@ -93,9 +99,8 @@ def get_metric_history(
         end_date: Last day, YYYY-MM-DD.
         aggregate: How to sum up the days, if asked for.
     """
-    low, high, unit = _METRIC_RANGE[metric]
-    values = [_sample(low, high, metric, start_date, day) for day in range(_days(start_date, end_date))]
-    average = round(sum(values) / len(values))
+    values, unit = _values(metric, start_date, end_date), _METRIC_RANGE[metric][2]
+    average = _mean(metric, start_date, end_date)
     return {"days": len(values), "average": average, "lowest": min(values), "highest": max(values), "unit": unit}
 
 
@@ -193,7 +198,7 @@ def get_personal_record(sport: Sport, distance_km: float | None = None) -> Resul
         sport: Sport.
         distance_km: Distance of the record, km; the longest session if left out.
     """
-    set_on = datetime.date(2025, _sample(1, 12, sport, distance_km), _sample(1, 28, sport)).isoformat()
+    set_on = datetime.date(2024, _sample(1, 12, sport, distance_km), _sample(1, 28, sport)).isoformat()
     if distance_km is None:
         return {"best": f"{_sample(61, 190, sport)} minutes", "set_on": set_on}
     pace = {"cycling": 2.2, "swimming": 21, "walking": 10.5, "hiking": 13, "rowing": 4.6}.get(sport, 5.1)
@@ -321,7 +326,7 @@ def set_reminder(
     Args:
         text: What to do, as said.
         time: Time, HH:MM.
-        date: Day, or first day, YYYY-MM-DD; today if left out.
+        date: Day, or first day, YYYY-MM-DD; the next time it is that late if left out.
         repeat: How often it repeats.
     """
     return {"set": True, "reminders_active": _sample(1, 6, text, time)}
@@ -350,7 +355,7 @@ def set_goal(goal: Goal, value: int, period: Literal["daily", "weekly"]) -> Resu
         value: New target.
         period: Day or week.
     """
-    return {"set": True, "previous": _GOAL_TARGET[goal] * (7 if period == "weekly" else 1)}
+    return {"set": True, "previous": value * _sample(70, 95, goal, value, period) // 100}
 
 
 def set_heart_rate_zones(bounds: list[int]) -> Result:
@@ -388,7 +393,7 @@ def get_weather(place: str, date: str | None = None) -> Result:
 
 def find_routes(
     distance_km: float,
-    surface: Literal["road", "trail", "track", "mixed"] | None = None,
+    surface: Literal["road", "trail", "track"] | None = None,
     avoid_hills: bool | None = None,
 ) -> Result:
     """Suggest routes nearby.
