@@ -1,7 +1,7 @@
 """Text to token ids and back, for any Gemma `tokenizer.json`."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -61,6 +61,10 @@ class Tokenizer:
         except Exception as error:  # the tokenizers library raises bare Exception for any fault of the file
             raise UserError(f"cannot be read ({error})", where=str(path), fix="Restore the file") from None
         return cls(backend, str(path))
+
+    def knows(self, tokens: Iterable[str]) -> bool:
+        """Whether each of the tokens has an id of its own."""
+        return all(self.backend.token_to_id(token) is not None for token in tokens)
 
     def renamed(self, names: Mapping[str, int]) -> "Tokenizer":
         """A tokenizer whose added tokens have other names.

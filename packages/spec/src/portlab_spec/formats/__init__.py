@@ -11,15 +11,13 @@ from portlab_spec.formats import functiongemma, gemma3
 from portlab_spec.formats.gemma4 import REVISIONS, Gemma4
 from portlab_spec.formats.segments import Delta, Encoded, Event, Format, Parsed, Segment, Stream, encode
 
-FORMATS: dict[str, Format] = {
-    fmt.name: fmt
-    for fmt in (
-        functiongemma.FORMAT,
-        gemma3.JSON,
-        gemma3.PYTHON,
-        *(Gemma4(large=large, thinking=thinking) for large in (False, True) for thinking in (False, True)),
-    )
-}
+_ALL: tuple[Format, ...] = (
+    functiongemma.FORMAT,
+    gemma3.JSON,
+    gemma3.PYTHON,
+    *(Gemma4(large=large, thinking=thinking) for large in (False, True) for thinking in (False, True)),
+)
+FORMATS: dict[str, Format] = {fmt.name: fmt for fmt in _ALL}
 
 
 def find_format(name: str) -> Format:

@@ -13,9 +13,9 @@ Source: the chat templates of google/gemma-4-E2B-it, named here by the commits t
 the history does not hold; there a prompt is not a prefix of the full text.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from portlab_spec.conversation import Conversation, Message
 from portlab_spec.errors import UserError
@@ -133,14 +133,7 @@ class _Renderer:
     """One rendering; keeps what the next turn depends on."""
 
     def __init__(self, fmt: Gemma4) -> None:
-        self._format, self._revision = fmt, REVISIONS[fmt.revision]
-        values = ValueWriter(MARKERS, key=_KEY, null=self._revision.null)
-        declared = DeclarationWriter(
-            values,
-            nullable="early" if self._revision.early else "late",
-            drops_standard_names=self._revision.drops_standard_names,
-        )
-        self._turns = TurnWriter(values, declared)
+        self._format, self._revision, self._turns = fmt, REVISIONS[fmt.revision], _turn_writer(fmt.revision)
 
     def render(self, conversation: Conversation, generation_prompt: bool) -> list[Segment]:
         turns, messages = self._turns, conversation.messages
@@ -246,6 +239,16 @@ class _Renderer:
             raise UserError("an assistant message is empty", where=where, fix="Give it text or a call")
 
 
-# Bare keys as the template writes them; anything that would end or split the key is refused.
-_KEY: re.Pattern[str] = LENIENT_KEY
+@cache
+def _turn_writer(commit: str) -> TurnWriter:
+    """One for each revision: it remembers the declarations that it wrote."""
+    revision = REVISIONS[commit]
+    # Bare keys as the template writes them; anything that would end or split the key is refused.
+    values = ValueWriter(MARKERS, key=LENIENT_KEY, null=revision.null)
+    nullable = "early" if revision.early else "late"
+    return TurnWriter(
+        values, DeclarationWriter(values, nullable=nullable, drops_standard_names=revision.drops_standard_names)
+    )
+
+
 FORMAT = Gemma4()

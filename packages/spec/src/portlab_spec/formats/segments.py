@@ -1,5 +1,6 @@
 """Segments: the one representation behind text, token ids and loss mask."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -7,6 +8,8 @@ from typing import Literal, Protocol
 
 from portlab_spec.conversation import Conversation, ToolCall
 from portlab_spec.errors import UserError
+
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class TextTokenizer(Protocol):
@@ -143,14 +146,38 @@ def encode(segments: Iterable[Segment], tokenizer: TextTokenizer) -> Encoded:
     """
     ids: list[int] = []
     loss: list[bool] = []
-    for (control, flag), group in groupby(segments, key=lambda s: (s.control, s.loss)):
-        if control:
-            piece = [tokenizer.token_id(s.text) for s in group]
+    run: list[str] = []  # plain text, all with the flag `learnt`
+    learnt = False
+
+    def end_run() -> None:
+        piece = tokenizer.encode("".join(run))
+        ids.extend(piece)
+        loss.extend([learnt] * len(piece))
+        run.clear()
+
+    for segment in segments:
+        if run and (segment.control or segment.loss is not learnt):
+            end_run()
+        if segment.control:
+            ids.append(tokenizer.token_id(segment.text))
+            loss.append(segment.loss)
         else:
-            piece = tokenizer.encode("".join(s.text for s in group))
-        ids += piece
-        loss += [flag] * len(piece)
+            run.append(segment.text)
+            learnt = segment.loss
+    if run:
+        end_run()
     return Encoded(ids, loss)
+
+
+def joined(segments: Iterable[Segment]) -> list[Segment]:
+    """The same text, flags and tokens in as few segments as possible."""
+    out: list[Segment] = []
+    for (control, loss), group in groupby(segments, key=lambda s: (s.control, s.loss)):
+        if control:
+            out += group
+        elif text := "".join(segment.text for segment in group):
+            out.append(Segment(text, loss=loss))
+    return out
 
 
 def plain(text: str, where: str, control_tokens: Iterable[str], *, loss: bool = False) -> Segment:
@@ -159,8 +186,10 @@ def plain(text: str, where: str, control_tokens: Iterable[str], *, loss: bool = 
     The formats have no escape for their own markers: such text would forge a turn or end a string early.
 
     Raises:
-        UserError: a control token stands in `text`; names the field and the token.
+        UserError: a control token stands in `text`, or half a surrogate pair, which is no text; names the field.
     """
+    if not text.isascii() and _LONE_SURROGATE.search(text):
+        raise UserError("the text holds half a surrogate pair", where=where, fix="Mend the file's encoding")
     for token in control_tokens:
         if token in text:
             raise UserError(

@@ -1,15 +1,16 @@
 """What the turns of both native dialects are made of."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from portlab_spec.conversation import Conversation, Message
+from portlab_spec.conversation import Conversation, Message, Tool
 from portlab_spec.errors import UserError
 from portlab_spec.formats.declarations import DeclarationWriter
-from portlab_spec.formats.segments import Segment, plain
+from portlab_spec.formats.segments import Segment, joined, plain
 from portlab_spec.formats.values import NAME, ValueWriter
 
 _NAME = re.compile(NAME)
+_KEPT = 4096  # declarations
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class TurnWriter:
 
     values: ValueWriter
     declared: DeclarationWriter
+    _declared: dict[int, tuple[Tool, list[Segment]]] = field(default_factory=dict, repr=False, compare=False)
 
     def control(self, token: str, *, loss: bool = False) -> Segment:
         """One control token."""
@@ -36,12 +38,21 @@ class TurnWriter:
         return [plain(text, where, self.values.markers.refused, loss=loss)] if text else []
 
     def declarations(self, conversation: Conversation) -> list[Segment]:
-        """The tools on offer, one behind the other."""
-        return [
-            segment
-            for tool in conversation.tools
-            for segment in self.declared.tool(tool, f"{conversation.id}: tool {tool.name}")
-        ]
+        """The tools on offer, one behind the other.
+
+        A data set offers the same few tools over and over, so what was written for one is kept with it.
+        """
+        out: list[Segment] = []
+        for tool in conversation.tools:
+            found = self._declared.get(id(tool))
+            if found is None or found[0] is not tool:
+                segments = joined(self.declared.tool(tool, f"{conversation.id}: tool {tool.name}"))
+                if len(self._declared) >= _KEPT:
+                    self._declared.clear()
+                # The tool is kept too: while it lives, no other can have its identity.
+                found = self._declared[id(tool)] = (tool, segments)
+            out += found[1]
+        return out
 
     def calls(self, message: Message, where: str) -> list[Segment]:
         """The calls of a message, one behind the other."""

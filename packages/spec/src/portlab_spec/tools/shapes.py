@@ -27,20 +27,21 @@ _WRAPPERS = ("function_declarations", "functionDeclarations", "tools")
 _NOT_A_MAP = ("$ref", "anyOf", "oneOf", "allOf")
 
 
-def read_tools(value: Any, where: str) -> tuple[Tool, ...]:
+def read_tools(value: Any, where: str, *, lower: bool = True) -> tuple[Tool, ...]:
     """The tools that a value holds, in order, lowered.
 
     Args:
         value: a list of tools in any of the shapes above, mixed or not, one such tool, or JSON text of either; None
             is no tools. Nulls that Arrow put where a struct lacks a key are undone.
         where: file and row, for messages.
+        lower: False keeps each schema as it stands, for the linter.
 
     Raises:
         UserError: not JSON, no known shape, a tool without name or description, a schema that cannot be lowered;
             names the tool and the parameter.
     """
     try:
-        return tuple(_tool(entry, at) for entry, at in _entries(_decoded(value, where), where))
+        return tuple(_tool(entry, at, lower) for entry, at in _entries(_decoded(value, where), where))
     except RecursionError:
         raise UserError("the tools are nested too deep", where=where, fix="Flatten the parameters") from None
 
@@ -81,7 +82,7 @@ def _entries(value: Any, where: str) -> Iterator[tuple[Mapping[str, Any], str]]:
         raise UserError(f"the tools are of type {type(value).__name__}", where=where, fix=fix)
 
 
-def _tool(entry: Mapping[str, Any], where: str) -> Tool:
+def _tool(entry: Mapping[str, Any], where: str, lower: bool) -> Tool:
     entry = _without_nulls(entry)
     body = entry.get("function", entry)
     if isinstance(body, str):  # OpenAI Responses and some data sets: {"type": "function", "name": ...}
@@ -97,7 +98,7 @@ def _tool(entry: Mapping[str, Any], where: str) -> Tool:
     where = f"{where}: tool {name}"
     if not isinstance(description, str) or not description.strip():
         raise UserError("the tool has no description", where=where, fix="Say in one sentence what it does")
-    parameters = _parameters(body, where)
+    parameters = _parameters(body, where, lower)
     try:
         return Tool(name=name, description=description, parameters=parameters)
     except ValidationError as error:
@@ -107,7 +108,7 @@ def _tool(entry: Mapping[str, Any], where: str) -> Tool:
         raise UserError(f"not JSON values ({error.errors()[0]['msg']})", where=where, fix="Use JSON values") from None
 
 
-def _parameters(body: Mapping[str, Any], where: str) -> Schema:
+def _parameters(body: Mapping[str, Any], where: str, lower: bool) -> Schema:
     found: Any = next((body[key] for key in _SCHEMA_KEYS if key in body), None)
     given = _decoded(found, f"{where}.parameters") or {}
     if not isinstance(given, Mapping):
@@ -116,6 +117,8 @@ def _parameters(body: Mapping[str, Any], where: str) -> Schema:
         given = _schema_of_map(given, where)
     if isinstance(body.get("required"), list) and "required" not in given:  # beside the schema in some data sets
         given = {**given, "required": body["required"]}
+    if not lower:
+        return dict(given)
     lowered = lower_schema(given, where)
     lowered.setdefault("type", "object")
     if lowered["type"] != "object" or lowered.get("nullable"):
