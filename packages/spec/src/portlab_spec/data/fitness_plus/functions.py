@@ -132,7 +132,7 @@ def get_goal_progress(goal: Goal) -> Result:
 
 
 def get_heart_rate(start: str, end: str) -> Result:
-    """Heart rate in a span of time. Morning is 06:00-12:00, afternoon 12:00-18:00, evening 18:00-22:00.
+    """Heart rate in a span of time. Morning 06:00-12:00, afternoon 12:00-18:00, evening 18:00-22:00, night to 06:00.
 
     Args:
         start: Start, YYYY-MM-DDTHH:MM.
