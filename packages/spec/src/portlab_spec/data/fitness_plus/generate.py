@@ -272,9 +272,7 @@ def conversations(seed: int = 0) -> tuple[Conversation, ...]:
         asked.add(whole)
         owner |= dict.fromkeys(sentences, plan.split)
         drafts.append((plan, fixed, scene, draft))
-    trained = {
-        p for plan, _, _, draft in drafts if plan.split == "train" for said in draft.said for p in said.phrasings
-    }
+    trained = {name for plan, _, _, draft in drafts if plan.split == "train" for name in draft.phrasings}
     made = tuple(_conversation(*parts, trained) for parts in drafts)
     check_leakage(made, where=NAME)
     return made
