@@ -161,6 +161,14 @@ def test_every_tool_is_split_by_the_fractions(rows_per_tool):
             assert abs(counts[split] - fraction * rows_per_tool) < 1
 
 
+def test_many_tools_of_one_row_are_split_by_the_fractions_together():
+    rows = [calls(str(i), f"question {i}", f"tool_{i}") for i in range(2000)]
+    counts = Counter(row.split for row in assign_splits(rows, FRACTIONS))
+    # Four standard deviations of Binomial(2000, f).
+    assert abs(counts["test"] - 400) < 72
+    assert abs(counts["validation"] - 200) < 54
+
+
 def test_without_strata_adding_rows_moves_none():
     rows = [calls(str(i), f"question {i}", "get_a") for i in range(60)]
     assert splits(rows, stratify=None).items() >= splits(rows[:30], stratify=None).items()

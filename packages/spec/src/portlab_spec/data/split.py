@@ -99,9 +99,9 @@ def assign_splits(
         conversations: all rows; the split that they have is ignored.
         fractions: share of each split other than `train`, which gets the rest.
         seed: another seed, another split.
-        stratify: every value of it is split by the fractions, as exactly as its rows and groups allow; adding rows
-            may then move a few others of the same value. None splits by hash alone: nothing moves, shares hold on
-            average.
+        stratify: every value of it is split by the fractions, to less than one row if no two rows ask the same;
+            adding rows may then move a few others of the same value. None splits by hash alone: nothing moves, shares
+            hold on average.
         similarity: rows whose questions are at least this alike, see `find_leakage`, also stay together, and those
             alike to these. None: only equal questions do.
 
@@ -122,16 +122,27 @@ def assign_splits(
         for key, members in groups.items():
             strata[min(stratify(conversations[i]) for i in members)].append(key)
         place = {}
-        for keys in strata.values():
-            total = sum(len(groups[key]) for key in keys)
-            at = 0
-            for key in sorted(keys, key=lambda key: _digest(key, seed)):
-                place[key] = (at + len(groups[key]) / 2) / total
-                at += len(groups[key])
+        for stratum, keys in strata.items():
+            place |= _places(stratum, {key: len(groups[key]) for key in keys}, seed)
     return [
         conversation.model_copy(update={"split": _split_at(place[leader[question]], bounds)})
         for conversation, question in zip(conversations, questions, strict=True)
     ]
+
+
+def _places(stratum: str, sizes: Mapping[str, int], seed: int) -> dict[str, float]:
+    """The groups of a stratum, given with their rows, in a line from 0 to 1 that a split's share is cut off from.
+
+    A boundary may fall inside a row; the phase says to which side that row goes. It differs from stratum to stratum:
+    of many that are too small for a held-out row each, some give one, and the shares of the whole come out right.
+    """
+    total, phase = sum(sizes.values()), _uniform(stratum, seed)
+    at = 0
+    places = {}
+    for key in sorted(sizes, key=lambda key: _digest(key, seed)):
+        places[key] = (at + sizes[key] * phase) / total
+        at += sizes[key]
+    return places
 
 
 def _leaders(questions: Sequence[str], similarity: float | None) -> dict[str, str]:
