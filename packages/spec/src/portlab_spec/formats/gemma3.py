@@ -243,10 +243,13 @@ def _parse(pieces: Sequence[tuple[str, bool]], style: Style, lenient: bool) -> P
     if error is None and calls:
         return Parsed(calls, stopped=True, names=tuple(call.name for call in calls))
     names = scanner.names
-    if error and not scanner.calls and (position := _CALL_POSITION.match(body)):
+    position = None if scanner.calls else _CALL_POSITION.match(body)
+    if error and position:
         names = list(names_in(body[position.end() :]))
-    kept = tuple(scanner.calls) if lenient else ()
-    return Parsed(kept, "".join(scanner.text), error, stopped, tuple(names))
+    if lenient and (stopped or not token) and len(pieces) <= end + 1:
+        # What was read beyond doubt is no fault; what stayed open, or looks like a call and is none, is.
+        error = "cut off inside a call" if scanner.open_text else error if position else None
+    return Parsed(tuple(scanner.calls) if lenient else (), "".join(scanner.text), error, stopped, tuple(names))
 
 
 def _strict_calls(body: str, scanner: Scanner, style: Style) -> tuple[tuple[ToolCall, ...], str | None]:

@@ -124,6 +124,11 @@ class Scanner:
                 self._say(size)
         return self._new_events()
 
+    @property
+    def open_text(self) -> str:
+        """What is neither text nor call so far: a block that may go on."""
+        return self._buffer[self._at :]
+
     # Each state decides the text at `_at` and returns false where it needs more.
 
     def _line_start(self) -> bool:

@@ -80,6 +80,8 @@ class OutputParser:
                 self._fail("cut off before a stop token")
             elif not self._calls and self._stop == self._markers.response:
                 self._fail(f"{self._markers.response} without a call")
+            elif not self._calls and not self._text:
+                self._fail("the answer is empty")
         text = "".join(self._text)
         names = (*self._names, *_BARE_CALL.findall(text))
         calls = () if self._error and not self._lenient else tuple(self._calls)

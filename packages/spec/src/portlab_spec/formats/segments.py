@@ -58,9 +58,9 @@ class Parsed:
         calls: the calls, complete ones only: output that was cut off never yields a partial call.
         text: what the model said outside calls and thinking, verbatim; empty if it is only whitespace.
         reasoning: what it thought.
-        error: why the strict grammar refuses the output; None if it accepts all of it. A strict parse with an
-            error has no calls. A lenient parse keeps the calls that can be read beyond doubt, so that an error
-            and calls may stand together.
+        error: why the grammar, strict or lenient as asked, refuses a part of the output; None if it accepts all of
+            it. A strict parse with an error has no calls. A lenient parse keeps those that can be read beyond doubt,
+            so that an error and calls may stand together.
         stopped: the output ended with a stop token.
         names: every tool name in call position, also those of malformed calls, so that an invented tool cannot
             hide behind a syntax error.
