@@ -45,7 +45,7 @@ class OutputParser:
         self._calls: list[ToolCall] = []
         self._names: list[str] = []
         self._text: list[str] = []
-        self._blank = ""  # whitespace that is text only if more follows
+        self._blank: list[str] = []  # whitespace that is text only if more follows
         self._reasoning: list[str] = []
         self._newline = ""  # the line end before a channel closes is not part of the reasoning
         self._error: str | None = None
@@ -158,10 +158,10 @@ class OutputParser:
 
     def _say(self, text: str) -> list[Event]:
         if not self._text:
-            text = self._blank + text
+            self._blank.append(text)
             if text.isspace():
-                self._blank = text
                 return []
+            text = "".join(self._blank)
         if self._calls and not text.isspace():
             self._fail("text beside calls")
         self._text.append(text)

@@ -91,7 +91,8 @@ class Stream(Protocol):
     def feed(self, text: str) -> list[Event]:
         """What this piece makes certain: text and reasoning as it grows, calls when they are complete.
 
-        The pieces joined are the text and reasoning that `close` returns. A strict stream reports calls only there,
+        The pieces joined are the text and reasoning that `close` returns, save that output which ends with the start
+        of a control token lacks it: only `close` can tell that it is text. A strict stream reports calls only there,
         because what follows may void them; a lenient stream reports each call once, when it is complete.
         """
 
