@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
 import tyro
+from tyro.conf import Positional
 
 from portlab_spec import cli
 
-Positional = tyro.conf.Positional
 Source = Annotated[str, tyro.conf.arg(metavar="DATA")]
 FormatName = Annotated[str, tyro.conf.arg(metavar="FORMAT")]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from portlab_spec.conversation import Conversation
 from portlab_spec.data.rows import Imported, Reject
 from portlab_spec.data.split import assign_splits, find_leakage, first_tool
-from portlab_spec.data.stats import dataset_stats, stats_table
+from portlab_spec.data.stats import dataset_stats, stats_tables
 from portlab_spec.data.store import to_openai, to_trl, write_conversations
 from portlab_spec.errors import UserError
 from portlab_spec.files import new_file
@@ -92,15 +92,12 @@ def _tell(rows: Imported, rejects_file: Path | None) -> None:
 def stats(command: "StatsCommand") -> int:
     """Counts by format, as a table or JSON."""
     conversations = conversations_of(command.data, command)
-    found = []
-    for name in command.format:
-        fmt = find_format(name)
-        tokenizer = tokenizer_of(command.model, fmt)
-        found.append(dataset_stats(conversations, fmt, tokenizer, max_length=command.max_length))
+    first, *others = [(fmt, tokenizer_of(command.model, fmt)) for fmt in map(find_format, command.format)]
+    found = dataset_stats(conversations, *first, beside=others, max_length=command.max_length)
     if command.json:
-        print_json([item.model_dump() for item in found])
+        print_json(found.model_dump())
     else:
-        show(stats_table(found))
+        show(stats_tables(found))
     return 0
 
 
@@ -118,9 +115,8 @@ def split(command: "SplitCommand") -> int:
         _write(command.out, conversations, "portlab")
     counts = {name: sum(c.split == name for c in conversations) for name in ("train", "validation", "test")}
     leakage = find_leakage(conversations, threshold=command.leak_threshold)
-    exact = any(leak.exact for leak in leakage.leaks)
     if command.json:
-        value = {"rows": counts, "complete": leakage.complete, "leaks": [asdict(leak) for leak in leakage.leaks]}
+        value = {"rows": counts, **asdict(leakage)}
         text = json.dumps(value, indent=2, ensure_ascii=False)
         print(text, file=sys.stderr if str(command.out) == STDIN else sys.stdout)
     else:
@@ -130,4 +126,4 @@ def split(command: "SplitCommand") -> int:
             note(f"  {leak.ids[0]} in {leak.splits[0]} and {leak.ids[1]} in {leak.splits[1]} {how}")
         if len(leakage.leaks) > SHOWN:
             note(f"  ... and {len(leakage.leaks) - SHOWN} more; --json lists them all")
-    return int(exact)
+    return int(leakage.exact_pairs > 0)

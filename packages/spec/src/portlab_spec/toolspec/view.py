@@ -12,7 +12,12 @@ from portlab_spec.tools import Finding
 LEARNT, CONTROL, PLAIN = "black on green", "cyan", ""
 LEARNT_CONTROL = "bold black on bright_green"
 LEGEND = Text.assemble(
-    (" learnt ", LEARNT), " ", (" learnt control token ", LEARNT_CONTROL), " ", ("control token", CONTROL), "  not learnt"
+    (" learnt ", LEARNT),
+    " ",
+    (" learnt control token ", LEARNT_CONTROL),
+    " ",
+    ("control token", CONTROL),
+    "  not learnt",
 )
 
 

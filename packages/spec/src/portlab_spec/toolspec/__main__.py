@@ -1,0 +1,5 @@
+"""`python -m portlab_spec.toolspec`."""
+
+from portlab_spec.toolspec.cli import entry
+
+entry()
