@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from portlab_spec.conversation import Conversation, Message, Split, ToolCall
+from portlab_spec.data.leakage import find_leakage
 from portlab_spec.data.split import (
     assign_splits,
     check_leakage,
-    find_leakage,
     normalise,
     split_by_hash,
     stratified_split,

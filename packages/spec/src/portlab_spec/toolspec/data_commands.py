@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from portlab_spec.conversation import Conversation
+from portlab_spec.data.leakage import find_leakage
 from portlab_spec.data.rows import Imported, Reject
-from portlab_spec.data.split import assign_splits, find_leakage, first_tool
+from portlab_spec.data.split import assign_splits, first_tool
 from portlab_spec.data.stats import dataset_stats, stats_tables
 from portlab_spec.data.store import to_openai, to_trl, write_conversations
 from portlab_spec.errors import UserError

@@ -3,17 +3,27 @@
 dates.py      expressions of time and what they mean
 slots.py      other values as people say them, with the arguments they mean
 phrasings.yaml, dialogue.yaml, grammar.py      wordings, and how they are filled and styled
-tools.py      28 functions: declarations and sample results
+functions.py  28 functions: declarations and sample results
 generate.py   kinds of conversation, splits, tools on offer
 """
 
-from portlab_spec.conversation import Conversation
-from portlab_spec.data.fitness_plus.functions import tools
-from portlab_spec.data.fitness_plus.generate import NAME, conversations
+from portlab_spec.conversation import Conversation, Tool
 
-__all__ = ["NAME", "load", "tools"]
+NAME = "fitness-plus"
+
+
+# The generator is imported when the set is asked for: naming the set should cost nothing.
+
+
+def tools() -> tuple[Tool, ...]:
+    """All tools, in a fixed order."""
+    from portlab_spec.data.fitness_plus import functions
+
+    return functions.tools()
 
 
 def load(seed: int = 0) -> list[Conversation]:
     """All conversations, made once per process and seed; the same seed gives the same bytes."""
+    from portlab_spec.data.fitness_plus.generate import conversations
+
     return list(conversations(seed))

@@ -15,12 +15,11 @@ from typing import Any
 from pydantic import JsonValue
 
 from portlab_spec.conversation import Conversation, Message, Split, Tool, ToolCall
-from portlab_spec.data.fitness_plus import dates
+from portlab_spec.data.fitness_plus import NAME, dates
 from portlab_spec.data.fitness_plus.functions import FUNCTIONS, GROUPS, call, tools
 from portlab_spec.data.fitness_plus.grammar import Phrasing, Said, choose, dialogue, fill, join, pick, say, styled
 from portlab_spec.data.split import check_leakage, normalise
 
-NAME = "fitness-plus"
 PROMPT = "You are a model that can do function calling with the following functions"
 
 # A share of the rows agrees in everything before the question, as the requests of one deployed application do:
