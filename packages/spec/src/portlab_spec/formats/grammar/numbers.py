@@ -51,7 +51,8 @@ def _natural(low: int, high: int) -> list[str]:
     out = [_same_length(first, "9" * len(first))]
     between = (len(first), len(last) - 2)  # digits behind the first one
     if between[0] <= between[1]:
-        out.append(f"[1-9][0-9]{{{between[0]},{between[1]}}}")
+        span = f"{between[0]},{between[1]}" if between[0] < between[1] else str(between[0])
+        out.append(f"[1-9][0-9]{{{span}}}")
     return [*out, _same_length("1" + "0" * (len(last) - 1), last)]
 
 
@@ -70,7 +71,8 @@ def _same_length(low: str, high: str) -> str:
         bands.append(high[0] + _same_length("0" * rest, high[1:]))
         last -= 1
     if first <= last:
-        bands.append((f"[{first}-{last}]" if first < last else str(first)) + (f"[0-9]{{{rest}}}" if rest else ""))
+        head = f"[{first}-{last}]" if first < last else str(first)
+        bands.append(head + (f"[0-9]{{{rest}}}" if rest > 1 else "[0-9]" * rest))
     return prefix + (bands[0] if len(bands) == 1 else f"({'|'.join(bands)})")
 
 
