@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
+from hostile_outputs import HOSTILE, hostile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -155,50 +156,6 @@ def test_an_output_cut_off_anywhere_holds_no_call_that_the_whole_does_not(output
     assert part == whole[: len(part)]
 
 
-# Inputs of n characters or more that invite repeated work: {c} opens a call, {e} ends it, {q} delimits a string.
-HOSTILE = {
-    "brackets": lambda n: "{c}call:f{{a:" + "[" * n,
-    "braces": lambda n: "{c}call:f" + "{{" * n,
-    "braces closed": lambda n: "{c}call:f{{a:" + "{{a:" * (n // 4) + "}}" * (n // 4) + "}}{e}",
-    "quotes": lambda n: '{c}call:f{{a:"' + '\\"' * (n // 2),
-    "quotes in pairs": lambda n: "{c}call:f{{" + '"' * n + "}}{e}",
-    "apostrophes": lambda n: "{c}call:f{{a:" + "'\\" * (n // 2) + "}}{e}",
-    "delimiters": lambda n: "{c}call:f{{a:" + "{q}" * (n // 6) + "}}{e}",
-    "delimiters outside": lambda n: "{q}" * (n // 6),
-    "less-than": lambda n: "<" * n,
-    "almost a marker": lambda n: "{short}" * (n // 12),
-    "almost a marker in a call": lambda n: "{c}call:f{{a:{q}" + "{short}" * (n // 12) + "{q}}}{e}",
-    "calls in text": lambda n: "call:" * (n // 5),
-    "long name in text": lambda n: "call:" + "a" * n,
-    "long name": lambda n: "{c}call:" + "a" * n + "{e}",
-    "words in the name": lambda n: "{c}" + "call " * (n // 5) + "{e}",
-    "spaces": lambda n: "{c}call:f{{a:" + " " * n + "b}}{e}",
-    "spaces in a key": lambda n: "{c}call:f{{a" + " " * n + "<:1}}{e}",
-    "spaces outside": lambda n: " " * n + "{c}",
-    "keys": lambda n: "{c}call:f{{" + "a:" * (n // 2) + "}}{e}",
-    "many keys": lambda n: "{c}call:f{{" + ",".join(f"k{i}:{i}" for i in range(n // 14)) + "}}{e}{r}",
-    "equals signs": lambda n: "{c}call:f{{" + ",".join(f"k{i}={i}" for i in range(n // 14)) + "}}{e}",
-    "equals signs alone": lambda n: "{c}call:f{{" + "=" * n + "}}{e}",
-    "parentheses": lambda n: "{c}call:f(" + ")" * n + "{e}",
-    "digits": lambda n: "{c}call:f{{a:" + "1" * n + "}}{e}",
-    "commas": lambda n: "{c}call:f{{a:[" + "," * n + "]}}{e}",
-    "calls": lambda n: "{c}call:f{{}}{e}" * (n // 30),
-    "call markers": lambda n: "{c}" * (n // 12),
-    "call markers with bodies": lambda n: "{c}call:f{{a:1}}" * (n // 24),
-    "thinking": lambda n: "<|channel>" + "thought\n" * (n // 8),
-    "channels": lambda n: "<|channel>thought\n\n<channel|>" * (n // 28),
-    "a channel's name": lambda n: "<|channel>" + "x" * n,
-    "stops": lambda n: "{r}" * (n // 16),
-    "a long string": lambda n: "{c}call:f{{a:{q}" + "x" * n + "{q}}}{e}{r}",
-    "a long answer": lambda n: "x " * (n // 2),
-}
-
-
-def hostile(name: str, dialect: Dialect, n: int) -> str:
-    m = dialect.markers
-    return HOSTILE[name](n).format(c=m.call, e=m.end_call, q=m.quote, r=m.response, short=m.end_call[:-1])
-
-
 def is_linear(work: Callable[[int], Callable[[], object]], n: int) -> bool:
     """Whether twice the input takes less than three times the processor's time; noise is given three tries."""
 
@@ -215,7 +172,7 @@ def is_linear(work: Callable[[int], Callable[[], object]], n: int) -> bool:
 @pytest.mark.parametrize("dialect", DIALECTS[:2], ids=["functiongemma", "gemma4"])
 def test_a_megabyte_is_parsed_in_linear_time(dialect, name):
     def parse(size: int) -> Callable[[], object]:
-        text = hostile(name, dialect, size)
+        text = hostile(name, dialect.markers, size)
         return lambda: dialect.fmt.parse_text(text, lenient=True)
 
     assert is_linear(parse, 1_000_000)
@@ -224,7 +181,7 @@ def test_a_megabyte_is_parsed_in_linear_time(dialect, name):
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_stream_of_small_pieces_takes_linear_time_too(name):
     def feed(size: int) -> Callable[[], object]:
-        text, stream = hostile(name, DIALECTS[1], size), DIALECTS[1].fmt.stream(lenient=True)
+        text, stream = hostile(name, GEMMA4, size), DIALECTS[1].fmt.stream(lenient=True)
         return lambda: [[stream.feed(text[i : i + 4]) for i in range(0, len(text), 4)], stream.close()]
 
     assert is_linear(feed, 100_000)
