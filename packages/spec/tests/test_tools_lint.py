@@ -400,7 +400,7 @@ def test_the_path_leads_through_lists():
     assert finding.where == "f.x[].a"
     assert str(finding) == (
         "f.x[].a: error enum-not-string: the choices of type integer are dropped. "
-        "Use strings, or call describe_constraints [functiongemma]"
+        "Use strings, or run toolspec lint --fix [functiongemma]"
     )
 
 

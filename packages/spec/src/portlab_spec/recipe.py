@@ -13,7 +13,9 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from portlab_spec.data.tokens import Policy
 from portlab_spec.errors import UserError
+from portlab_spec.formats import find_format
 
 
 class Section(BaseModel):
@@ -73,15 +75,18 @@ class Recipe(Section):
     name: str = Field("custom", description="names the default run folder")
     model: str = Field("default", description="'default', a local folder, or a Hugging Face id")
     revision: str | None = Field(None, description="Hugging Face revision of the model")
-    data: str = Field("fitness-213", description="a built-in data set or a JSONL file")
-    format: Literal["functiongemma"] = Field("functiongemma", description="wire format of prompts and calls")
+    data: str = Field("fitness-213", description="a built-in data set, or a file or folder of any known shape")
+    format: str = Field("functiongemma", description="wire format of prompts and calls")
     lora: Lora = Lora()
     optimizer: Optimizer = Optimizer()
     mesh: Mesh = Mesh()
     remat: bool = Field(False, description="recompute layers in the backward pass: less memory, more time")
     steps: int = Field(30, ge=1, description="optimiser steps")
     batch_size: int = Field(32, ge=1, description="examples per step over all devices")
-    max_length: int = Field(1024, ge=8, description="longest row in tokens; a row that needs more is an error")
+    max_length: int = Field(1024, ge=8, description="longest row in tokens")
+    too_long: Policy = Field(
+        "error", description="what becomes of a longer training row; its answer is never cut, whatever the policy"
+    )
     train_splits: tuple[Literal["train", "validation"], ...] = Field(
         ("train",), min_length=1, description="splits to train on; add validation once every choice is made"
     )
@@ -99,6 +104,10 @@ class Recipe(Section):
             raise ValueError(
                 f"optimizer.warmup_steps ({self.optimizer.warmup_steps}) must be below steps ({self.steps})"
             )
+        try:
+            find_format(self.format)
+        except UserError as error:
+            raise ValueError(f"format: {error}") from None
         if self.eval_split in self.train_splits:
             raise ValueError(f"eval_split {self.eval_split!r} is trained on: set train_splits to train alone")
         return self

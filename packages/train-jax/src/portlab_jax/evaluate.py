@@ -63,8 +63,8 @@ def evaluate(
     outputs = decoder(params, adapter, prompts, advance=advance)
     predictions = []
     for conversation, ids in zip(conversations, outputs, strict=True):
-        parsed = fmt.parse(ids, tokenizer)
-        predictions.append(Prediction(conversation.id, parsed.calls, parsed.error, parsed.stopped, parsed.names))
+        strict, lenient = (fmt.parse(ids, tokenizer, lenient=flag) for flag in (False, True))
+        predictions.append(Prediction.from_parsed(conversation.id, strict, lenient))
     evaluation = Evaluation(
         split=conversations[0].split,
         examples=len(conversations),

@@ -36,7 +36,7 @@ from portlab_spec.data import load_dataset
 from portlab_spec.data.tokens import Row, tokenize
 from portlab_spec.errors import CheckFailed, UserError
 from portlab_spec.files import read_json, require_free_space, write_json
-from portlab_spec.formats import FORMATS, Format
+from portlab_spec.formats import Format, find_format
 from portlab_spec.models import GemmaConfig, match_targets, param_table
 from portlab_spec.progress import bar
 from portlab_spec.recipe import Recipe
@@ -105,7 +105,7 @@ def run(recipe: Recipe, out: Path | None, say: Say) -> Outcome:
     with bar("prepare model", 1.0) as advance:
         model = resolve_model(recipe.model, recipe.revision, lambda what, done: advance(done, what))
     tokenizer = Tokenizer.load(model.path)
-    rows = tokenize(data.train, data.fmt, tokenizer, recipe.max_length)
+    rows = tokenize(data.train, data.fmt, tokenizer, recipe.max_length, policy=recipe.too_long)
     tokenize(data.held_out, data.fmt, tokenizer, recipe.max_length)
     setup = _set_up(recipe, data.fmt, tokenizer, model)
     folder = run_folder(recipe, out)
@@ -178,7 +178,7 @@ def _load_data(recipe: Recipe) -> Data:
         raise UserError(
             f"the data set has no {recipe.eval_split} rows to score", where=recipe.data, fix='Give some rows a "split"'
         )
-    return Data(FORMATS[recipe.format], [c for c in conversations if c.split in recipe.train_splits], held_out)
+    return Data(find_format(recipe.format), [c for c in conversations if c.split in recipe.train_splits], held_out)
 
 
 def _fit(setup: Setup, data: Data, tokenizer: Tokenizer, rows: Sequence[Row], folder: Path, say: Say) -> Fitted:

@@ -94,7 +94,7 @@ def check_schema(schema: dict[str, Any], place: Place) -> Iterator[tuple[str, Dr
 
 
 def _type(schema: dict[str, Any], place: Place) -> Iterator[Draft]:
-    declared, fix = schema.get("type"), "Run the schema through lower_schema"
+    declared, fix = schema.get("type"), "Run toolspec lint --fix"
     if place == "parameters":
         if str(declared).lower() != "object":
             what = f"the parameters are of type {declared!r}: their braces are not closed"
@@ -128,7 +128,7 @@ def _enum(schema: dict[str, Any], place: Place) -> Iterator[Draft]:
             what = "choices that are no strings are written bare, None and all"
             yield Draft("enum-member", "error", NATIVE, what, "Use strings, and nullable for null")
     elif place == "property":
-        fix = "Use strings, or call describe_constraints" if kind in ("integer", "number") else "Remove it"
+        fix = "Use strings, or run toolspec lint --fix" if kind in ("integer", "number") else "Remove it"
         yield Draft("enum-not-string", "error", NATIVE, f"the choices of type {kind} are dropped", fix)
     elif any(isinstance(choice, dict | list) for choice in choices):
         what = f"the choices of type {kind} are written as data, with quoted keys"
@@ -170,7 +170,7 @@ def _keywords(schema: dict[str, Any], place: Place) -> Iterator[Draft]:
             continue
         code: Code = "default" if keywords == ("default",) else "constraint"
         what = f"{' and '.join(keywords)} {'are' if len(keywords) > 1 else 'is'} dropped"
-        fix = f'Write "{sentence}" into the description, or call describe_constraints'
+        fix = f'Write "{sentence}" into the description, or run toolspec lint --fix'
         yield Draft(code, "warning", NATIVE, what, fix)
     written = ("type", "properties", "required") if place == "parameters" else _WRITTEN
     dropped = [key for key in schema if key not in written and (key in _WRITTEN or key not in _OWN_RULE)]
