@@ -7,9 +7,14 @@ nox -s lock          rewrite requirements/*.txt
 nox -s bench_step    packed training step against its own plain variants and transformers + PEFT
 nox -s seeds         the main job's accuracy over several seeds
 nox -s folds         cross-validation of recipe choices
+nox -s bench_spec    preparing a tool-call data set, beside TRL
+nox -s bench_parsers tool-call parsers on the outputs on which they disagree
+nox -s bench_roundtrip    a million random conversations, written and read back
+nox -s bfcl_agreement     our argument match against BFCL's own checker
 """
 
 from pathlib import Path
+from typing import NamedTuple
 
 import nox
 
@@ -22,21 +27,32 @@ PYTHON = "3.12"
 PACKAGES = ("packages/spec", "packages/train-jax", "packages/merge-ckpt")
 CODE = ("packages", "bench", "tests", "noxfile.py")
 
-# session -> (workspace packages whose dependencies it needs, extra requirements)
-ENVIRONMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "train_jax": (PACKAGES, ()),
-    # torch 2.9 is the newest that torch_xla supports; one version everywhere means one download.
-    "tests": (
-        PACKAGES,
-        (
+
+class Environment(NamedTuple):
+    """What a session's pins are compiled from."""
+
+    extras: tuple[str, ...]  # optional dependencies of portlab-spec
+    more: tuple[str, ...] = ()  # requirements beyond those of the workspace packages
+    packages: tuple[str, ...] = PACKAGES
+
+
+ENVIRONMENTS = {
+    "train_jax": Environment(extras=("demo",)),
+    "tests": Environment(
+        extras=("demo", "grammar", "parquet"),
+        more=(
+            "canitoolcall==0.1.1",
             "hypothesis",
+            "jinja2",
+            "jsonschema",
             "mypy",
             "peft==0.21.2",
             "pytest",
             "ruff",
             "safetensors",
-            "torch==2.9.1",
+            "torch==2.9.1",  # the newest that torch_xla supports; one version everywhere means one download
             "transformers==5.23.0",
+            "trl==1.16.0",
             "types-pyyaml",
         ),
     ),
@@ -46,8 +62,7 @@ ENVIRONMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 def install(session: nox.Session, environment: str) -> None:
     """Install an environment's pins and the workspace packages, editable."""
     session.install("-r", f"requirements/{environment}.txt")
-    packages = ENVIRONMENTS[environment][0]
-    session.install("--no-deps", *(arg for package in packages for arg in ("-e", package)))
+    session.install("--no-deps", *(arg for package in ENVIRONMENTS[environment].packages for arg in ("-e", package)))
 
 
 @nox.session(python=PYTHON)
@@ -101,16 +116,45 @@ def folds(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHON)
+def bench_spec(session: nox.Session) -> None:
+    """Rows per minute from a file to token ids and masks, beside TRL."""
+    install(session, "tests")
+    session.run("python", "bench/bench_spec.py", *session.posargs)
+
+
+@nox.session(python=PYTHON)
+def bfcl_agreement(session: nox.Session) -> None:
+    """Verdicts of our argument match beside those of BFCL's own checker."""
+    install(session, "tests")
+    session.run("python", "bench/bfcl_agreement.py", *session.posargs)
+
+
+@nox.session(python=PYTHON)
+def bench_parsers(session: nox.Session) -> None:
+    """What tool-call parsers make of the outputs on which they disagree."""
+    install(session, "tests")
+    session.run("python", "bench/parsers.py", *session.posargs)
+
+
+@nox.session(python=PYTHON)
+def bench_roundtrip(session: nox.Session) -> None:
+    """Random conversations, written and read back in every format."""
+    install(session, "tests")
+    session.run("python", "bench/roundtrip.py", *session.posargs)
+
+
+@nox.session(python=PYTHON)
 def lock(session: nox.Session) -> None:
     """Compile requirements/*.txt from the packages' dependencies."""
     session.install("uv")
-    for name, (packages, extras) in ENVIRONMENTS.items():
+    for name, environment in ENVIRONMENTS.items():
         source = Path(session.create_tmp()) / f"{name}.in"
-        source.write_text("\n".join(extras) + "\n")
+        source.write_text("\n".join(environment.more) + "\n")
         session.run(
             "uv", "pip", "compile", "--quiet", "--universal", "--python-version", PYTHON, "--upgrade",
-            "--no-emit-index-url", "--no-annotate", "--no-header", "--extra", "demo",
+            "--no-emit-index-url", "--no-annotate", "--no-header",
+            *(arg for extra in environment.extras for arg in ("--extra", extra)),
             "--no-emit-package", "portlab-spec",
-            *(f"{package}/pyproject.toml" for package in packages), str(source),
+            *(f"{package}/pyproject.toml" for package in environment.packages), str(source),
             "--output-file", f"requirements/{name}.txt",
         )  # fmt: skip
