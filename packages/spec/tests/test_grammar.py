@@ -452,6 +452,14 @@ def test_it_does_not_matter_which_token_the_tokenizer_calls_its_end(plain_tokeni
 
 
 @pytest.mark.real_model
+@pytest.mark.parametrize("name", EVERY)
+def test_a_grammar_is_told_from_other_dialects(labs, name):
+    """vLLM's guidance backend passes a request's grammar through this function, which may convert it."""
+    grammar = lark_grammar([WEATHER, CLOCK], FORMATS[name])
+    assert not labs[name].matcher(llguidance.grammar_from("grammar", grammar)).is_error()
+
+
+@pytest.mark.real_model
 def test_a_tokenizer_without_the_tokens_is_an_error(labs):
     with pytest.raises(UserError, match="does not compile"):
         labs["functiongemma"].matcher(lark_grammar([CLOCK], FORMATS["gemma4"]))

@@ -22,7 +22,7 @@ _DATE = (
     "|[1-9][0-9](0[48]|[2468][048]|[13579][26])-02-29)"
 )
 _CLOCK = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])?"
-_FORMATS = {"date": _DATE, "time": _CLOCK, "date-time": f"{_DATE}T{_CLOCK}"}
+STRING_FORMATS = {"date": _DATE, "time": _CLOCK, "date-time": f"{_DATE}T{_CLOCK}"}
 _NOT_ENFORCED = ("pattern", "multipleOf", "uniqueItems", "minProperties", "maxProperties")
 _RANGES = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
@@ -40,7 +40,7 @@ def _unenforced(schema: Mapping[str, Any], where: str) -> Iterator[str]:
     integral = types == "integer" or (isinstance(types, list) and "number" not in types)
     keywords = (*_NOT_ENFORCED, *(() if integral else _RANGES))
     yield from (f"{where}: {keyword}" for keyword in keywords if keyword in schema)
-    if "format" in schema and schema["format"] not in _FORMATS:
+    if "format" in schema and schema["format"] not in STRING_FORMATS:
         yield f"{where}: format"
     if "enum" in schema or "format" in schema:
         yield from (f"{where}: {keyword}" for keyword in ("minLength", "maxLength") if keyword in schema)
@@ -125,8 +125,8 @@ class ValueRules:
 
     def _string(self, schema: Mapping[str, Any]) -> str:
         spelling, low, high = self._spelling, schema.get("minLength", 0), schema.get("maxLength")
-        if schema.get("format") in _FORMATS:
-            body = self.rules.add(schema["format"].upper(), regex(_FORMATS[schema["format"]]))
+        if schema.get("format") in STRING_FORMATS:
+            body = self.rules.add(schema["format"].upper(), regex(STRING_FORMATS[schema["format"]]))
         elif high == 0:
             body = ""
         elif low or high is not None:
