@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from char_tokenizer import CharTokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,20 +24,7 @@ WEATHER = Tool(
 STEPS = Tool(name="get_steps", description="Steps walked today.")
 
 
-class CharTokenizer:
-    """Control tokens are ids 0-11, any other character its code point + 100."""
-
-    def encode(self, text):
-        return [ord(c) + 100 for c in text]
-
-    def token_id(self, token):
-        return FORMAT.control_tokens.index(token)
-
-    def decode(self, ids):
-        return "".join(FORMAT.control_tokens[i] if i < 100 else chr(i - 100) for i in ids)
-
-
-TOKENIZER = CharTokenizer()
+TOKENIZER = CharTokenizer(FORMAT.control_tokens)
 
 
 def conversation(*messages, tools=(WEATHER,)):

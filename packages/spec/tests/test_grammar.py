@@ -64,12 +64,27 @@ def test_a_grammar_reads_like_the_format():
     ]
 
 
-def test_a_schema_that_nothing_satisfies_is_an_error():
-    tool = Tool(
-        name="f", description="x", parameters={"properties": {"a": {"type": "integer", "minimum": 3, "maximum": 2}}}
-    )
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "minimum": 3, "maximum": 2},
+        {"type": "string", "minLength": 3, "maxLength": 2},
+        {"type": "array", "minItems": 3, "maxItems": 2},
+        {"type": "array", "prefixItems": [{}], "items": False, "minItems": 2},
+        {"type": "integer", "enum": ["a"]},
+    ],
+)
+def test_a_schema_that_nothing_satisfies_is_an_error(schema):
+    tool = Tool(name="f", description="x", parameters={"properties": {"a": schema}})
     with pytest.raises(UserError, match=r"tool f\.a: no value satisfies this schema"):
         lark_grammar([tool], FORMATS["gemma4"])
+
+
+def test_only_choices_that_the_rest_of_the_schema_accepts_are_offered():
+    choices = {"type": "integer", "minimum": 2, "enum": [1, 2, 3, "4", 5.0]}
+    tool = Tool(name="f", description="x", parameters={"properties": {"a": choices}, "required": ["a"]})
+    assert 'call_f: "f{" "a:" ("2" | "3") "}"' in lark_grammar([tool], FORMATS["gemma4"], calls="one")
+    assert unenforced(tool) == []
 
 
 def test_what_is_not_enforced_is_named():

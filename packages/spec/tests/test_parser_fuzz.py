@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
+from char_tokenizer import CharTokenizer
 from hostile_outputs import HOSTILE, hostile
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,22 +18,6 @@ from portlab_spec.formats import Delta, Format, find_format
 from portlab_spec.formats.gemma4 import Gemma4
 from portlab_spec.formats.markers import FUNCTIONGEMMA, GEMMA4, Markers
 from portlab_spec.formats.output import pieces_of_text
-
-
-class CharTokenizer:
-    """Control tokens are ids 0 and up, any other character its code point + 100."""
-
-    def __init__(self, controls):
-        self.controls = controls
-
-    def encode(self, text):
-        return [ord(c) + 100 for c in text]
-
-    def token_id(self, token):
-        return self.controls.index(token)
-
-    def decode(self, ids):
-        return "".join(self.controls[i] if i < 100 else chr(i - 100) for i in ids)
 
 
 @dataclass(frozen=True)

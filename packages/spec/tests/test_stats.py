@@ -3,6 +3,7 @@
 import io
 
 import pytest
+from char_tokenizer import CharTokenizer
 from rich.console import Console
 
 from portlab_spec.conversation import Conversation, Message, Tool, ToolCall
@@ -11,16 +12,7 @@ from portlab_spec.data.tokens import tokenize
 from portlab_spec.errors import UserError
 from portlab_spec.formats.functiongemma import FORMAT
 
-
-class CharTokenizer:
-    def encode(self, text):
-        return [ord(c) + 100 for c in text]
-
-    def token_id(self, token):
-        return FORMAT.control_tokens.index(token)
-
-    def decode(self, ids):
-        return "".join(chr(i - 100) for i in ids)
+TOKENIZER = CharTokenizer(FORMAT.control_tokens)
 
 
 def tool(name):
@@ -67,7 +59,7 @@ BAD = Conversation(id="bad [/]", messages=(user("<end_of_turn>"), say("Hello."))
 
 @pytest.fixture(scope="module")
 def stats():
-    return dataset_stats([*ROWS, BAD], FORMAT, CharTokenizer(), max_length=200)
+    return dataset_stats([*ROWS, BAD], FORMAT, TOKENIZER, max_length=200)
 
 
 def test_conversations_are_counted(stats):
@@ -89,7 +81,7 @@ def test_calls_tools_and_arguments_are_counted(stats):
 
 
 def test_tokens_are_those_of_the_rows(stats):
-    found, rows = stats.formats[0], tokenize(ROWS, FORMAT, CharTokenizer(), 10_000)
+    found, rows = stats.formats[0], tokenize(ROWS, FORMAT, TOKENIZER, 10_000)
     lengths = sorted(len(row.ids) for row in rows)
     assert (found.tokens.min, found.tokens.max, found.tokens.total) == (lengths[0], lengths[-1], sum(lengths))
     assert found.tokens.p50 == lengths[1]
@@ -101,7 +93,7 @@ def test_tokens_are_those_of_the_rows(stats):
 
 def test_the_saving_is_that_of_the_groups(stats):
     """One and two share a prompt; the other two share what they can."""
-    found, rows = stats.formats[0], tokenize(ROWS, FORMAT, CharTokenizer(), 10_000)
+    found, rows = stats.formats[0], tokenize(ROWS, FORMAT, TOKENIZER, 10_000)
     pair = next(i for i, (a, b) in enumerate(zip(rows[0].ids, rows[1].ids, strict=False)) if a != b)
     rest = next(i for i, (a, b) in enumerate(zip(rows[2].ids, rows[3].ids, strict=False)) if a != b)
     assert found.prefix_groups == 2
@@ -118,7 +110,7 @@ def test_a_refused_row_is_counted_with_its_reason(stats):
 
 
 def test_a_row_without_a_target_is_counted():
-    found = dataset_stats([*ROWS, Conversation(id="open", messages=(user("Hi"),))], FORMAT, CharTokenizer()).formats[0]
+    found = dataset_stats([*ROWS, Conversation(id="open", messages=(user("Hi"),))], FORMAT, TOKENIZER).formats[0]
     assert (found.rows, found.unsupervised_rows) == (5, 1)
 
 
@@ -127,7 +119,7 @@ def test_formats_stand_side_by_side():
         def token_id(self, token):
             raise UserError(f"has no token {token}")
 
-    stats = dataset_stats(ROWS, FORMAT, CharTokenizer(), beside=[(FORMAT, Refusing())])
+    stats = dataset_stats(ROWS, FORMAT, TOKENIZER, beside=[(FORMAT, Refusing(FORMAT.control_tokens))])
     assert [found.rows for found in stats.formats] == [4, 0]
     assert stats.formats[1].tokens is None
     assert stats.formats[1].refused[0].rows == 4
@@ -139,7 +131,7 @@ def test_statistics_survive_json(stats):
 
 def test_no_conversations_are_refused():
     with pytest.raises(UserError, match="no conversations to count"):
-        dataset_stats([], FORMAT, CharTokenizer())
+        dataset_stats([], FORMAT, TOKENIZER)
 
 
 def test_tables_show_the_counts_and_take_any_text(stats):

@@ -3,6 +3,7 @@
 from itertools import combinations
 
 import pytest
+from char_tokenizer import CharTokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,16 +24,7 @@ from portlab_spec.formats.functiongemma import FORMAT
 from portlab_spec.formats.segments import Segment
 from portlab_spec.tokenizer import Tokenizer
 
-
-class CharTokenizer:
-    def encode(self, text):
-        return [ord(c) + 100 for c in text]
-
-    def token_id(self, token):
-        return FORMAT.control_tokens.index(token)
-
-    def decode(self, ids):
-        return "".join(FORMAT.control_tokens[i] if i < 100 else chr(i - 100) for i in ids)
+TOKENIZER = CharTokenizer(FORMAT.control_tokens)
 
 
 def conversation(*messages, id="c"):
@@ -44,27 +36,27 @@ CALL = Message(role="assistant", tool_calls=(ToolCall(name="get_steps"),))
 
 
 def test_a_row_knows_its_first_target_and_stratum():
-    row = tokenize([conversation(ASK, CALL)], FORMAT, CharTokenizer(), 200)[0]
+    row = tokenize([conversation(ASK, CALL)], FORMAT, TOKENIZER, 200)[0]
     assert row.stratum == "get_steps"
     assert row.ids[row.first_target] == FORMAT.control_tokens.index("<start_function_call>")
-    assert CharTokenizer().decode(row.ids[row.first_target :]).startswith("<start_function_call>call:get_steps{}")
+    assert TOKENIZER.decode(row.ids[row.first_target :]).startswith("<start_function_call>call:get_steps{}")
 
 
 def test_a_row_is_never_cut():
-    row = tokenize([conversation(ASK, CALL)], FORMAT, CharTokenizer(), 200)[0]
-    assert len(tokenize([conversation(ASK, CALL)], FORMAT, CharTokenizer(), len(row.ids))) == 1
+    row = tokenize([conversation(ASK, CALL)], FORMAT, TOKENIZER, 200)[0]
+    assert len(tokenize([conversation(ASK, CALL)], FORMAT, TOKENIZER, len(row.ids))) == 1
     with pytest.raises(UserError, match=f"c: the row needs {len(row.ids)} tokens and max_length is {len(row.ids) - 1}"):
-        tokenize([conversation(ASK, CALL)], FORMAT, CharTokenizer(), len(row.ids) - 1)
+        tokenize([conversation(ASK, CALL)], FORMAT, TOKENIZER, len(row.ids) - 1)
 
 
 def test_a_row_without_a_supervised_token_is_refused():
     with pytest.raises(UserError, match="no token of the row is supervised"):
-        tokenize([conversation(ASK)], FORMAT, CharTokenizer(), 200)
+        tokenize([conversation(ASK)], FORMAT, TOKENIZER, 200)
 
 
 def test_no_rows_are_refused():
     with pytest.raises(UserError, match="no conversations"):
-        tokenize([], FORMAT, CharTokenizer(), 200)
+        tokenize([], FORMAT, TOKENIZER, 200)
 
 
 def row(ids, first_target):
@@ -115,11 +107,11 @@ LONG = Conversation(
 
 
 def length(conversation):
-    return len(tokenize([conversation], FORMAT, CharTokenizer(), 10_000)[0].ids)
+    return len(tokenize([conversation], FORMAT, TOKENIZER, 10_000)[0].ids)
 
 
 def fitted(conversation, max_length, policy):
-    return fit(conversation, FORMAT, CharTokenizer(), max_length, policy)
+    return fit(conversation, FORMAT, TOKENIZER, max_length, policy)
 
 
 @pytest.mark.parametrize("policy", ["error", "drop", "drop_turns", "drop_tools"])
@@ -130,7 +122,7 @@ def test_a_row_that_fits_is_kept_as_it_is(policy):
 
 def test_drop_leaves_out_the_long_row_and_counts_it():
     short = conversation(ASK, CALL, id="short")
-    result = fit_rows([LONG, short], FORMAT, CharTokenizer(), 200, "drop")
+    result = fit_rows([LONG, short], FORMAT, TOKENIZER, 200, "drop")
     assert [row.id for row in result.rows] == ["short"]
     assert result.summary() == "1 rows; 1 dropped (too long)"
 
@@ -160,7 +152,7 @@ class AnyOrder:
 def test_drop_turns_keeps_developer_messages_in_between():
     later = Message(role="developer", content="Be brief.")
     told = conversation(DEVELOPER, ASK, ANSWER, later, AGAIN, ANSWER)
-    result = fit(told, AnyOrder(), CharTokenizer(), 59, "drop_turns")
+    result = fit(told, AnyOrder(), TOKENIZER, 59, "drop_turns")
     assert result.conversation.messages == (DEVELOPER, later, AGAIN, ANSWER)
 
 
@@ -203,18 +195,24 @@ def test_no_policy_cuts_an_answer_or_exceeds_the_length(max_length, policy):
         assert result.reason
         return
     assert len(result.row.ids) <= max_length
-    assert result.row == tokenize([result.conversation], FORMAT, CharTokenizer(), max_length)[0]
+    assert result.row == tokenize([result.conversation], FORMAT, TOKENIZER, max_length)[0]
     assert result.conversation.messages[-2:] == LONG.messages[-2:]
 
 
 def test_what_was_changed_is_logged(caplog):
-    tokenize([LONG, conversation(ASK, CALL)], FORMAT, CharTokenizer(), length(LONG) - 1, policy="drop_turns")
+    tokenize(
+        [LONG, conversation(ASK, CALL)],
+        FORMAT,
+        TOKENIZER,
+        length(LONG) - 1,
+        policy="drop_turns",
+    )
     assert "2 rows; 1 of them shortened by 4 messages and 0 tools" in caplog.text
 
 
 def test_no_row_left_is_refused():
     with pytest.raises(UserError, match=r"no row fits max_length 20: 0 rows; 1 dropped \(too long\)"):
-        tokenize([LONG], FORMAT, CharTokenizer(), 20, policy="drop")
+        tokenize([LONG], FORMAT, TOKENIZER, 20, policy="drop")
 
 
 # ------------------------------------------------------------------------------- what a tokenizer loses
@@ -233,19 +231,19 @@ class SpaceTokenizer(CharTokenizer):
 def test_an_answer_that_the_tokenizer_cannot_give_back_is_refused():
     answer = Message(role="assistant", content="a\u2581b c")
     with pytest.raises(UserError, match=r"row 7: the answer holds '▁' \(U\+2581\)"):
-        tokenize([conversation(ASK, answer, id="row 7")], FORMAT, SpaceTokenizer(), 200)
+        tokenize([conversation(ASK, answer, id="row 7")], FORMAT, SpaceTokenizer(FORMAT.control_tokens), 200)
 
 
 def test_a_prompt_may_hold_it():
     question = Message(role="user", content="What is \u2581?")
-    assert tokenize([conversation(question, CALL)], FORMAT, SpaceTokenizer(), 200)
+    assert tokenize([conversation(question, CALL)], FORMAT, SpaceTokenizer(FORMAT.control_tokens), 200)
 
 
 def test_remembering_runs_changes_no_id():
-    cached = CachedTokenizer(SpaceTokenizer(), size=2)
+    cached = CachedTokenizer(SpaceTokenizer(FORMAT.control_tokens), size=2)
     for text in ("a b", "c", "a b", "d", "a b"):
         ids = cached.encode(text)
-        assert ids == SpaceTokenizer().encode(text)
+        assert ids == SpaceTokenizer(FORMAT.control_tokens).encode(text)
         ids.clear()  # a caller's list is its own
 
 
@@ -261,7 +259,7 @@ def test_rows_with_the_same_tools_and_developer_text_have_one_key():
             Conversation(id="4", tools=TOOLS, messages=(Message(role="developer", content="Monday."), ASK, CALL)),
         ],
         FORMAT,
-        CharTokenizer(),
+        TOKENIZER,
         1000,
     )
     assert one.prefix_key == two.prefix_key

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 import numpy as np
-from pydantic import JsonValue
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
@@ -16,6 +15,7 @@ from portlab_spec.data.tokens import CachedTokenizer, Row, check_reversible, pre
 from portlab_spec.errors import UserError
 from portlab_spec.formats import Format, encode
 from portlab_spec.formats.segments import TextTokenizer
+from portlab_spec.tools import json_type
 
 LONGEST = 5
 
@@ -139,7 +139,7 @@ def dataset_stats(
     calls = [[call for m in c.messages for call in m.tool_calls] for c in conversations]
     called = Counter(call.name for row in calls for call in row)
     offered = {tool.name for c in conversations for tool in c.tools}
-    types = Counter(_json_type(value) for row in calls for call in row for value in call.arguments.values())
+    types = Counter(json_type(value) for row in calls for call in row for value in call.arguments.values())
     return DatasetStats(
         rows=len(conversations),
         splits=_ordered(Counter(c.split for c in conversations)),
@@ -206,24 +206,6 @@ def _distribution(values: Sequence[int]) -> Distribution:
 def _ordered(counts: Counter[str]) -> dict[str, int]:
     """Most frequent first; ties in alphabetical order."""
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-
-
-def _json_type(value: JsonValue) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-        case _:
-            return "object"
 
 
 def _user_turns(conversation: Conversation) -> int:
