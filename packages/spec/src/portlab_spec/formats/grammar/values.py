@@ -10,7 +10,7 @@ from portlab_spec.formats.grammar.lark import MARKUP, Rules, either, literal, re
 from portlab_spec.formats.grammar.numbers import integer_pattern
 from portlab_spec.formats.grammar.spelling import Spelling
 from portlab_spec.formats.values import MAX_DEPTH
-from portlab_spec.tools import lower_schema
+from portlab_spec.tools import lower_schema, validate_arguments
 
 FREE_DEPTH = 8  # how deep a value without a schema may nest: room for any real one, an end to `[[[[`
 MAX_UNORDERED = 64  # bits of a parametric rule of llguidance: which keys have been written
@@ -25,6 +25,7 @@ _CLOCK = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0
 STRING_FORMATS = {"date": _DATE, "time": _CLOCK, "date-time": f"{_DATE}T{_CLOCK}"}
 _NOT_ENFORCED = ("pattern", "multipleOf", "uniqueItems", "minProperties", "maxProperties")
 _RANGES = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_SAYS_NOTHING = {"description", "nullable", "default", "examples"}  # of which values are accepted
 
 
 def unenforced(tool: Tool) -> list[str]:
@@ -32,26 +33,38 @@ def unenforced(tool: Tool) -> list[str]:
 
     Calls that the grammar admits can still fail `validate_arguments` on these.
     """
-    return list(_unenforced(lower_schema(tool.parameters, f"tool {tool.name}"), f"tool {tool.name}"))
+    where = f"tool {tool.name}"
+    return list(_unenforced(lower_schema(tool.parameters, where), where))
 
 
 def _unenforced(schema: Mapping[str, Any], where: str) -> Iterator[str]:
-    types = schema.get("type", "")
-    integral = types == "integer" or (isinstance(types, list) and "number" not in types)
-    keywords = (*_NOT_ENFORCED, *(() if integral else _RANGES))
-    yield from (f"{where}: {keyword}" for keyword in keywords if keyword in schema)
-    if "format" in schema and schema["format"] not in STRING_FORMATS:
-        yield f"{where}: format"
-    if "enum" in schema or "format" in schema:
+    if "enum" in schema:  # the choices are checked when the grammar is written
+        return
+    if "anyOf" in schema:
+        for option in schema["anyOf"]:
+            twice = schema.keys() & option.keys() - _SAYS_NOTHING
+            yield from (f"{where}: {keyword}" for keyword in sorted(twice))
+            yield from _unenforced(_inherited(schema, option), where)
+        return
+    types = schema.get("type", "number")
+    ranges = () if "number" not in types else _RANGES
+    yield from (f"{where}: {keyword}" for keyword in (*_NOT_ENFORCED, *ranges) if keyword in schema)
+    if schema.get("format") in STRING_FORMATS:
         yield from (f"{where}: {keyword}" for keyword in ("minLength", "maxLength") if keyword in schema)
+    elif "format" in schema:
+        yield f"{where}: format"
     for name, inner in (schema.get("properties") or {}).items():
         yield from _unenforced(inner, f"{where}.{name}")
     for keyword, mark in (("items", "[]"), ("additionalProperties", ".*")):
         if isinstance(schema.get(keyword), Mapping):
             yield from _unenforced(schema[keyword], f"{where}{mark}")
-    for keyword in ("prefixItems", "anyOf"):
-        for i, inner in enumerate(schema.get(keyword) or ()):
-            yield from _unenforced(inner, f"{where}[{i}]" if keyword == "prefixItems" else where)
+    for i, inner in enumerate(schema.get("prefixItems") or ()):
+        yield from _unenforced(inner, f"{where}[{i}]")
+
+
+def _inherited(schema: Mapping[str, Any], option: Mapping[str, Any]) -> dict[str, Any]:
+    """An alternative with what stands beside `anyOf`, where it says nothing of its own."""
+    return {**{key: value for key, value in schema.items() if key not in ("anyOf", "nullable")}, **option}
 
 
 class ValueRules:
@@ -98,10 +111,12 @@ class ValueRules:
         declared = schema.get("type")
         types = [declared] if isinstance(declared, str) else list(declared or ())
         if "enum" in schema:
-            return [self._constant(choice, where) for choice in schema["enum"]]
+            alone = Tool(name="f", description="f", parameters={"properties": {"value": dict(schema)}})
+            choices = [choice for choice in schema["enum"] if not validate_arguments(alone, {"value": choice})]
+            return [self._constant(choice, where) for choice in choices]
         if "anyOf" in schema:
-            return [self.value(option, where, depth) for option in schema["anyOf"]]
-        if not types and not schema.keys() & {"properties", "items", "prefixItems"}:
+            return [self.value(_inherited(schema, option), where, depth) for option in schema["anyOf"]]
+        if schema.keys() <= _SAYS_NOTHING:
             return [self._free(FREE_DEPTH)]
         return [option for kind in types or _TYPES if (option := self._typed(kind, schema, where, depth))]
 
@@ -124,7 +139,9 @@ class ValueRules:
         return literal(spelling.null) if spelling.null else ""
 
     def _string(self, schema: Mapping[str, Any]) -> str:
-        spelling, low, high = self._spelling, schema.get("minLength", 0), schema.get("maxLength")
+        spelling, (low, high) = self._spelling, _span(schema, "Length")
+        if high is not None and high < low:
+            return ""
         if schema.get("format") in STRING_FORMATS:
             body = self.rules.add(schema["format"].upper(), regex(STRING_FORMATS[schema["format"]]))
         elif high == 0:
@@ -140,15 +157,14 @@ class ValueRules:
         return self.rules.add("string", f"{spelling.quote} {body} {spelling.quote}")
 
     def _array(self, schema: Mapping[str, Any], where: str, depth: int) -> str:
-        low, high = schema.get("minItems", 0), schema.get("maxItems")
+        low, high = _span(schema, "Items")
         items, comma = schema.get("items", {}), literal(self._spelling.comma)
         heads = [self.value(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(schema.get("prefixItems", ()))]
         heads = heads if high is None else heads[:high]
-        rest = ""
-        if isinstance(items, Mapping) and (high is None or high > len(heads)):
-            rest = self.value(items, f"{where}[]", depth + 1)
-        elif low > len(heads):
-            raise UserError(f"no list has {low} items and satisfies this schema", where=where, fix="Mend its limits")
+        high = high if isinstance(items, Mapping) else len(heads)
+        if high is not None and high < low:
+            return ""
+        rest = self.value(items, f"{where}[]", depth + 1) if high is None or high > len(heads) else ""
         span = (max(low - len(heads), 0), None if high is None else high - len(heads))
         body = _several(rest, comma, *span, first=not heads) if rest else ""
         for i in reversed(range(len(heads))):
@@ -252,6 +268,12 @@ class ValueRules:
 
     def _free_object(self, levels: int) -> str:
         return self.rules.add("object", f'"{{" {self._free_fields(self._free(levels))} "}}"')
+
+
+def _span(schema: Mapping[str, Any], noun: str) -> tuple[int, int | None]:
+    """The limits of a count; None is no limit."""
+    high = schema.get(f"max{noun}")
+    return int(schema.get(f"min{noun}", 0)), None if high is None else int(high)
 
 
 def _several(item: str, comma: str, low: int, high: int | None, *, first: bool) -> str:
