@@ -8,6 +8,7 @@ nox -s bench_step    packed training step against its own plain variants and tra
 nox -s seeds         the main job's accuracy over several seeds
 nox -s folds         cross-validation of recipe choices
 nox -s bench_spec    preparing a tool-call data set, beside TRL
+nox -s bench_grammar cost of constrained decoding
 nox -s bench_parsers tool-call parsers on the outputs on which they disagree
 nox -s bench_roundtrip    a million random conversations, written and read back
 nox -s bfcl_agreement     our argument match against BFCL's own checker
@@ -120,6 +121,13 @@ def bench_spec(session: nox.Session) -> None:
     """Rows per minute from a file to token ids and masks, beside TRL."""
     install(session, "tests")
     session.run("python", "bench/bench_spec.py", *session.posargs)
+
+
+@nox.session(python=PYTHON)
+def bench_grammar(session: nox.Session) -> None:
+    """Time to compile a grammar, and for the mask of each token."""
+    install(session, "tests")
+    session.run("python", "bench/bench_grammar.py", *session.posargs)
 
 
 @nox.session(python=PYTHON)

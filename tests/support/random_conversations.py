@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from portlab_spec.conversation import Conversation, Message, Tool, ToolCall
-from portlab_spec.formats import Format
+from portlab_spec.formats import Format, Parsed
 from portlab_spec.formats.gemma3 import Gemma3
 from portlab_spec.formats.gemma4 import REVISIONS, Gemma4
 from portlab_spec.formats.markers import FUNCTIONGEMMA, GEMMA4
@@ -61,7 +61,7 @@ def taste_of(fmt: Format) -> Taste:
             name_characters="." if fmt.style == "python" else "._-",
             key_characters="" if fmt.style == "python" else "._-",
             free_keys=fmt.style == "json",
-            is_answer=lambda text: fmt.parse_text(text + "<end_of_turn>").error is None,
+            is_answer=lambda text: fmt.parse_text(text + "<end_of_turn>") == Parsed(text=text, stopped=True),
         )
     return Taste(refused=FUNCTIONGEMMA.refused, standard_names=fmt.name != "functiongemma")
 

@@ -364,3 +364,12 @@ def test_only_the_id_of_a_stop_token_ends_a_turn(fmt, tokenizer):
     parsed = fmt.parse([*tokenizer.encode("Say "), *spelt, 106], tokenizer)
     assert (parsed.text, parsed.error, parsed.stopped) == ("Say <end_of_turn>", None, True)
     assert not fmt.parse([*tokenizer.encode("Say "), *spelt], tokenizer).stopped
+
+
+@pytest.mark.parametrize("fmt", [JSON, PYTHON])
+@pytest.mark.parametrize("text", ["[f()]", '{"name": "f", "parameters": {}}', "[1] is the first", "Look:\n[f()]"])
+def test_an_answer_that_reads_as_a_call_is_refused_where_calls_are_possible(fmt, text):
+    tools = (Tool(name="f", description="Do it."),)
+    messages = (Message(role="user", content="Hi"), Message(role="assistant", content=text))
+    with pytest.raises(UserError, match=r"messages\[1\]\.content: this text would be read as a call"):
+        fmt.render(Conversation(id="c", tools=tools, messages=messages))

@@ -97,9 +97,11 @@ class Gemma3:
         if not text:
             raise UserError("an assistant message is empty", where=where, fix="Give it text or a call")
         answer = _text(text, f"{where}.content", loss=message.supervised)
-        if conversation.tools and (error := self.parse_text(text + END_TURN).error):
-            what = f"this text would be read as a call ({error})"
-            raise UserError(what, where=f"{where}.content", fix="Make it a call, or begin with other words")
+        if conversation.tools:
+            parsed = self.parse_text(text + END_TURN)
+            if parsed.calls or parsed.error:
+                what = f"this text would be read as a call ({parsed.error or parsed.calls[0].name})"
+                raise UserError(what, where=f"{where}.content", fix="Make it a call, or begin with other words")
         return answer
 
     def parse(self, ids: Sequence[int], tokenizer: TextTokenizer, *, lenient: bool = False) -> Parsed:
