@@ -85,3 +85,40 @@ def test_figures_in_the_docs_come_from_committed_results():
     for report in seeds["reports"]:
         metric = report["after"]["metrics"]["call_exact"]
         assert f"{metric['hits']}/{metric['count']}" in text
+    spec = json.loads((ROOT / "bench/results/bench_spec.json").read_text())
+    for name, figures in spec["figures"].items():
+        assert f"| {name} | {figures['rows_per_minute']:,.0f} |" in text
+    assert all(f"{ratio:.1f}x" in text for ratio in spec["ratios"].values())
+    trip = json.loads((ROOT / "bench/results/roundtrip.json").read_text())["figures"]["portlab"]
+    assert not trip["faults"]
+    assert f"{trip['conversations']:,} in {trip['seconds']:.0f} s" in text
+    bfcl = json.loads((ROOT / "bench/results/bfcl_agreement.json").read_text())["figures"].values()
+    agree, compared = (sum(figures[key] for figures in bfcl) for key in ("agree", "compared"))
+    assert f"{agree:,} of {compared:,} agree" in text
+
+
+def test_figures_of_grammars_and_parsers_come_from_committed_results():
+    import json
+
+    grammar = (ROOT / "docs" / "grammar.md").read_text()
+    for figures in json.loads((ROOT / "bench/results/bench_grammar.json").read_text())["figures"].values():
+        assert (
+            f"| {figures['compile_ms']:.1f} | {figures['mask_us_median']:,.0f} | {figures['mask_us_mean']:,.0f} |"
+            in grammar
+        )
+    parsing, results = ((ROOT / "docs" / name).read_text() for name in ("parsing.md", "results.md"))
+    measured = json.loads((ROOT / "bench/results/parsers.json").read_text())["figures"]
+    for figures in measured.values():
+        cells = [f"{part[key]} of {part['count']}" for key, part in _parts(figures)]
+        assert any(_holds(line, [*cells, f"| {figures['wrong calls']} |"]) for line in parsing.splitlines())
+    assert f"{measured['vLLM 0.33.0']['wrong calls']} wrong calls" in results
+
+
+def _parts(figures):
+    return [
+        (key, figures[part]) for key, part in (("right", "grammar"), ("read", "deviations"), ("refused", "refusals"))
+    ]
+
+
+def _holds(line, cells):
+    return all(cell in line for cell in cells)
