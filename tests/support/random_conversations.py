@@ -1,6 +1,6 @@
 """Random conversations that a format can render, hard ones first: every construct, hostile text.
 
-Driven by a `random.Random`, so that the same generator serves hypothesis (`st.randoms`) and long runs.
+Driven by a `random.Random` with a seed that can be printed, so that a failure of a long run can be looked at alone.
 """
 
 import random
@@ -24,6 +24,17 @@ FRAGMENTS = (
 )  # fmt: skip
 WORDS = ("get", "set", "weather", "steps", "of", "day", "Zone", "A", "b", "_x", "HTTP", "list", "json")
 STANDARD_NAMES = ("description", "type", "properties", "required", "nullable")
+
+
+class Seeded(random.Random):
+    """A source of chance that shows its seed; hypothesis draws the seed and not every number."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self._seed = seed
+
+    def __repr__(self) -> str:
+        return f"Seeded({self._seed})"
 
 
 @dataclass
