@@ -4,14 +4,7 @@ nox -s train_jax     fine-tune, evaluate, export, verify (arguments after -- go 
 nox -s tests         lint, then all tests (arguments after -- go to pytest)
 nox -s lint          ruff and mypy
 nox -s lock          rewrite requirements/*.txt
-nox -s bench_step    packed training step against its own plain variants and transformers + PEFT
-nox -s seeds         the main job's accuracy over several seeds
-nox -s folds         cross-validation of recipe choices
-nox -s bench_spec    preparing a tool-call data set, beside TRL
-nox -s bench_grammar cost of constrained decoding
-nox -s bench_parsers tool-call parsers on the outputs on which they disagree
-nox -s bench_roundtrip    a million random conversations, written and read back
-nox -s bfcl_agreement     our argument match against BFCL's own checker
+nox -l               lists these and the benchmarks
 """
 
 from pathlib import Path
@@ -95,60 +88,38 @@ def check(session: nox.Session) -> None:
     session.run("mypy", *(f"{package}/src" for package in PACKAGES))
 
 
-@nox.session(python=PYTHON)
-def bench_step(session: nox.Session) -> None:
-    """Examples per second of the training step, beside plain variants and transformers + PEFT."""
-    install(session, "tests")
-    session.run("python", "bench/bench_step.py", *session.posargs)
+class Benchmark(NamedTuple):
+    """A script bench/SESSION.py, whose figures go to bench/results/SESSION.json."""
+
+    about: str
+    environment: str = "tests"
 
 
-@nox.session(python=PYTHON)
-def seeds(session: nox.Session) -> None:
-    """Held-out accuracy of the main job over several seeds."""
-    install(session, "train_jax")
-    session.run("python", "bench/seeds.py", *session.posargs)
+BENCHMARKS = {
+    "bench_step": Benchmark("packed training step beside its plain variants and transformers + PEFT"),
+    "bench_spec": Benchmark("preparing a tool-call data set, beside TRL"),
+    "bench_parsers": Benchmark("tool-call parsers on the outputs on which they disagree"),
+    "bench_roundtrip": Benchmark("a million random conversations, written and read back"),
+    "bench_grammar": Benchmark("cost of constrained decoding"),
+    "bfcl_agreement": Benchmark("our argument match beside BFCL's own checker"),
+    "seeds": Benchmark("the main job's accuracy over several seeds", "train_jax"),
+    "folds": Benchmark("cross-validation of recipe choices", "train_jax"),
+}
 
 
-@nox.session(python=PYTHON)
-def folds(session: nox.Session) -> None:
-    """Cross-validation of recipe choices over the rows outside the test split."""
-    install(session, "train_jax")
-    session.run("python", "bench/folds.py", *session.posargs)
+def add_benchmark(name: str, benchmark: Benchmark) -> None:
+    """Make a session of a benchmark (arguments after -- go to its script)."""
+
+    def run(session: nox.Session) -> None:
+        install(session, benchmark.environment)
+        session.run("python", f"bench/{name}.py", *session.posargs)
+
+    run.__doc__ = benchmark.about
+    nox.session(run, python=PYTHON, name=name)
 
 
-@nox.session(python=PYTHON)
-def bench_spec(session: nox.Session) -> None:
-    """Rows per minute from a file to token ids and masks, beside TRL."""
-    install(session, "tests")
-    session.run("python", "bench/bench_spec.py", *session.posargs)
-
-
-@nox.session(python=PYTHON)
-def bench_grammar(session: nox.Session) -> None:
-    """Time to compile a grammar, and for the mask of each token."""
-    install(session, "tests")
-    session.run("python", "bench/bench_grammar.py", *session.posargs)
-
-
-@nox.session(python=PYTHON)
-def bfcl_agreement(session: nox.Session) -> None:
-    """Verdicts of our argument match beside those of BFCL's own checker."""
-    install(session, "tests")
-    session.run("python", "bench/bfcl_agreement.py", *session.posargs)
-
-
-@nox.session(python=PYTHON)
-def bench_parsers(session: nox.Session) -> None:
-    """What tool-call parsers make of the outputs on which they disagree."""
-    install(session, "tests")
-    session.run("python", "bench/parsers.py", *session.posargs)
-
-
-@nox.session(python=PYTHON)
-def bench_roundtrip(session: nox.Session) -> None:
-    """Random conversations, written and read back in every format."""
-    install(session, "tests")
-    session.run("python", "bench/roundtrip.py", *session.posargs)
+for name, benchmark in BENCHMARKS.items():
+    add_benchmark(name, benchmark)
 
 
 @nox.session(python=PYTHON)

@@ -1,6 +1,6 @@
 """Do our `args_ast` and BFCL's own AST checker agree? Both judge right answers and mutants of every row.
 
-    python bench/bfcl_agreement.py                  fetch the wheel, compare, write bench/results/bfcl_agreement.json
+    nox -s bfcl_agreement               fetch the wheel, compare, write bench/results/bfcl_agreement.json
     python bench/bfcl_agreement.py --wheel WHEEL    with a wheel, or a folder it was unpacked to, that is there
 
 The checker is run from the wheel as it is, on the questions and accepted answers as they are in the wheel. Only what it

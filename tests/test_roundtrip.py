@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
-import roundtrip
+import bench_roundtrip as roundtrip
 
 SECONDS = 30  # for each way
 

@@ -1,6 +1,6 @@
 """Tool-call parsers side by side: ours, strict and lenient, vLLM's, mlx-lm's and the published regular expression.
 
-    nox -s bench_parsers              prints the tables and writes bench/results/parsers.json
+    nox -s bench_parsers              prints the tables and writes bench/results/bench_parsers.json
     nox -s bench_parsers -- --all     every row, not only those on which the parsers differ
 
 The outputs are the tables of `portlab_spec.fixtures.cases` and two sets of fixtures: ours for FunctionGemma and
@@ -243,7 +243,7 @@ def main() -> None:
             for i, row in enumerate(rows(markers))
         ]
     summary(figures, console)
-    write_result("parsers", ("portlab-spec", "canitoolcall", "regex"), figures, {}, not_run=failed, tables=tables)
+    write_result("bench_parsers", ("portlab-spec", "canitoolcall", "regex"), figures, {}, not_run=failed, tables=tables)
     for name, reason in failed.items():
         print(f"{name} could not run: {reason}", file=sys.stderr)
     raise SystemExit(bool(failed))

@@ -1,8 +1,8 @@
 """Random conversations, written and read back: what a format renders, its strict parser must return unchanged.
 
-    nox -s bench_roundtrip                        a million conversations; writes bench/results/roundtrip.json
+    nox -s bench_roundtrip                        a million conversations; writes bench/results/bench_roundtrip.json
     nox -s bench_roundtrip -- --minutes 4         as many as that time allows; the same command goes on from there
-    python bench/roundtrip.py --seed 123 --format gemma4@905e84b      one conversation, to look at a failure
+    python bench/bench_roundtrip.py --seed 123 --format gemma4@905e84b      one conversation, to look at a failure
 
 Each conversation is drawn from its own seed with every construct and hostile text. Its last message is parsed from
 the text that carries loss; one in eight also streamed in random pieces, one in sixteen also from the real tokenizer's
@@ -33,7 +33,7 @@ from result_file import RESULTS, write_result
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from random_conversations import conversation, taste_of
 
-RESULT = RESULTS / "roundtrip.json"
+RESULT = RESULTS / "bench_roundtrip.json"
 FORMATS = (  # an odd number, so that the slower checks meet each
     *("functiongemma",) * 5,
     *("gemma3-json", "gemma3-python") * 2,
@@ -169,7 +169,7 @@ def main() -> None:
         "faults": faults,
         "seconds": round(seconds, 1),
     }
-    write_result("roundtrip", ("portlab-spec", "tokenizers"), {"portlab": figures}, {}, formats=names)
+    write_result("bench_roundtrip", ("portlab-spec", "tokenizers"), {"portlab": figures}, {}, formats=names)
     raise SystemExit(bool(faults))
 
 
