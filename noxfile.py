@@ -98,6 +98,7 @@ class Benchmark(NamedTuple):
 BENCHMARKS = {
     "bench_step": Benchmark("packed training step beside its plain variants and transformers + PEFT"),
     "bench_spec": Benchmark("preparing a tool-call data set, beside TRL"),
+    "bench_data": Benchmark("leaks found, long rows fitted, buckets, groups with one prompt"),
     "bench_parsers": Benchmark("tool-call parsers on the outputs on which they disagree"),
     "bench_roundtrip": Benchmark("a million random conversations, written and read back"),
     "bench_grammar": Benchmark("cost of constrained decoding"),

@@ -116,6 +116,20 @@ def test_figures_of_grammars_and_parsers_come_from_committed_results():
     assert f"{measured['vLLM 0.33.0']['wrong calls']} wrong calls" in results
 
 
+def test_figures_of_batching_come_from_committed_results():
+    import json
+
+    text = (ROOT / "docs" / "batching.md").read_text()
+    figures = json.loads((ROOT / "bench/results/bench_data.json").read_text())["figures"]
+    for name, found in figures["leaks"].items():
+        assert f"| {name} | {found['seconds']:.1f} | {found['near pairs']:,} |" in text
+    for count, share in figures["bfcl"]["padding"].items():
+        assert re.search(rf"\| {count} buckets? \| {share:.0%} \|", text)
+    for name, found in figures["prompts"].items():
+        assert f"| {name} | " in text
+        assert f"{found['not computed']:.0%} |" in text
+
+
 def _parts(figures):
     return [
         (key, figures[part]) for key, part in (("right", "grammar"), ("read", "deviations"), ("refused", "refusals"))
