@@ -46,6 +46,13 @@ def test_every_command_prints_what_the_document_shows(tmp_path: Path):
         assert run(command, tmp_path) == shown, command
 
 
+def test_the_python_example_of_the_formats_prints_what_its_comment_says():
+    page = (DOCUMENT.parent / "formats.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout.strip() == code.strip().split("\n")[-1].rpartition("#")[2].strip()
+
+
 if __name__ == "__main__":  # rewrite the document's outputs
     import tempfile
 
