@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from portlab_spec.conversation import Tool
-from portlab_spec.errors import UserError
+from portlab_spec.formats import find_format
+from portlab_spec.formats.gemma4 import Gemma4
 from portlab_spec.tools.lint_rules import (
     ALL,
-    GEMMA4,
     Code,
     Draft,
     Place,
@@ -25,8 +25,6 @@ from portlab_spec.tools.lint_rules import (
     check_texts,
     check_tool,
 )
-
-LATEST_GEMMA4 = GEMMA4[-1]
 
 
 @dataclass(frozen=True)
@@ -87,18 +85,15 @@ def lint_tools(tools: Iterable[Tool], format: str | None = None) -> list[Finding
 
 
 def formats_of(format: str | None) -> tuple[str, ...]:
-    """What a format's name stands for among the formats that findings name."""
+    """What a format's name stands for among the formats that findings name.
+
+    Raises:
+        UserError: no such format or revision.
+    """
     if format is None:
         return ALL
-    base, _, revision = format.partition("@")
-    name = base
-    if base in ("gemma4", "gemma4-31b", "gemma4-thinking", "gemma4-31b-thinking"):
-        name = f"gemma4@{revision}" if revision else LATEST_GEMMA4
-    elif revision:
-        name = format
-    if name not in ALL:
-        raise UserError(f"no format {format!r}", fix=f"Choose one of: gemma4, {', '.join(ALL)}")
-    return (name,)
+    found = find_format(format)
+    return (f"gemma4@{found.revision}" if isinstance(found, Gemma4) else found.name,)
 
 
 def _finding(where: str, draft: Draft, targets: tuple[str, ...]) -> Iterator[Finding]:
