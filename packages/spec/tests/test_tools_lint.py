@@ -360,7 +360,7 @@ def test_a_format_narrows_the_findings():
 
 @pytest.mark.parametrize("name", ["gemma5", "gemma4@1234567", "functiongemma@4742fe8"])
 def test_unknown_formats_are_refused(name: str):
-    with pytest.raises(UserError, match="no (format|revision) .*Choose one of"):
+    with pytest.raises(UserError, match=r"no (format|revision) .*Choose one of"):
         lint(tool({"type": "object"}), name)
 
 
