@@ -126,10 +126,7 @@ def load_dataset(
     """
     if str(name_or_path) in BUILT_IN:
         return BUILT_IN[str(name_or_path)]()
-    path = Path(name_or_path)
-    if str(path) != STDIN and not path.exists():
-        fix = f"Give a JSON Lines, JSON or Parquet file, a folder of these, or one of: {', '.join(BUILT_IN)}"
-        raise UserError("no data set of this name and no such file", where=str(path), fix=fix)
+    path = source_named(name_or_path)
     imported = Imported()
     for outcome in _read(path, imported, shape, tools, calls_with_text, mend_commas=False):
         if isinstance(outcome, Reject):
@@ -141,6 +138,19 @@ def load_dataset(
         _log.warning("%s: mended %s", path, ", ".join(f"{what} ({n})" for what, n in imported.repairs.items()))
     check_leakage(imported.conversations, where=str(path))
     return imported.conversations
+
+
+def source_named(name_or_path: str | Path) -> Path:
+    """The path of a source that is there; `-` is standard input.
+
+    Raises:
+        UserError: there is none; names the built-in data sets too.
+    """
+    path = Path(name_or_path)
+    if str(path) != STDIN and not path.exists():
+        fix = f"Give a JSON Lines, JSON or Parquet file, a folder of these, or one of: {', '.join(BUILT_IN)}"
+        raise UserError("no data set of this name and no such file", where=str(path), fix=fix)
+    return path
 
 
 def _read(

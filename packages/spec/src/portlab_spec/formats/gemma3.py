@@ -23,16 +23,16 @@ from portlab_spec.errors import UserError
 from portlab_spec.formats.gemma3_calls import Style, names_in, read_calls, write_calls
 from portlab_spec.formats.gemma3_scan import Scanner
 from portlab_spec.formats.gemma3_values import CallSyntaxError, faults
+from portlab_spec.formats.markers import FUNCTIONGEMMA as MARKERS
 from portlab_spec.formats.output import Splitter, pieces_of_ids
 from portlab_spec.formats.segments import Delta, Event, Parsed, Segment, Stream, TextTokenizer, plain
 
-BOS, EOS, PAD = "<bos>", "<eos>", "<pad>"
-TURN, END_TURN = "<start_of_turn>", "<end_of_turn>"
-
-CONTROL_TOKENS = (BOS, EOS, PAD, TURN, END_TURN)
-STOP_TOKENS = (EOS, END_TURN)
+# Gemma 3's turns are FunctionGemma's; it has no markers for tools.
+BOS, TURN, END_TURN = MARKERS.bos, MARKERS.turn, MARKERS.end_turn
+CONTROL_TOKENS = (BOS, MARKERS.eos, MARKERS.pad, TURN, END_TURN)
+STOP_TOKENS = (MARKERS.eos, END_TURN)
 # Text may not forge the place of an image either.
-REFUSED_TOKENS = (*CONTROL_TOKENS, "<start_of_image>", "<end_of_image>", "<image_soft_token>")
+REFUSED_TOKENS = (*CONTROL_TOKENS, *MARKERS.reserved)
 
 # Where a model that writes calls would write them: `_parse` takes text for an answer only elsewhere.
 _CALL_POSITION = re.compile(

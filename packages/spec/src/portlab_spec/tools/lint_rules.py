@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from portlab_spec.conversation import Tool
+from portlab_spec.formats.declarations import STANDARD_KEYS
+from portlab_spec.formats.gemma3 import REFUSED_TOKENS
+from portlab_spec.formats.gemma4 import REVISIONS
 from portlab_spec.formats.markers import FUNCTIONGEMMA as FUNCTIONGEMMA_MARKERS
 from portlab_spec.formats.markers import GEMMA4 as GEMMA4_MARKERS
 from portlab_spec.tools.constraints import CONSTRAINTS, sentences
@@ -30,14 +33,16 @@ Code = Literal[
 ]  # fmt: skip
 
 FUNCTIONGEMMA = "functiongemma"
-GEMMA4 = tuple(f"gemma4@{commit}" for commit in ("4742fe8", "b446025", "6b7e72c", "905e84b", "8995379"))
+GEMMA4 = tuple(f"gemma4@{commit}" for commit in REVISIONS)
 GEMMA3 = ("gemma3-json", "gemma3-python")
 NATIVE = (FUNCTIONGEMMA, *GEMMA4)
 ALL = (*NATIVE, *GEMMA3)
 # Those that drop a parameter called like a key of the schema language.
-DROP_STANDARD_NAMES = (FUNCTIONGEMMA, "gemma4@4742fe8", "gemma4@b446025")
+DROP_STANDARD_NAMES = (
+    FUNCTIONGEMMA,
+    *(f"gemma4@{commit}" for commit, revision in REVISIONS.items() if revision.drops_standard_names),
+)
 
-STANDARD_KEYS = ("description", "type", "properties", "required", "nullable")
 TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
 LONG_DESCRIPTION = 1024  # characters; OpenAI's limit, and some 250 tokens of every prompt
 
@@ -46,11 +51,10 @@ _WRITTEN = ("description", "type", "enum", "items", "properties", "required", "n
 _OWN_RULE = (*_WRITTEN, *_UNIONS, *CONSTRAINTS, "default", "$ref", "prefixItems", "additionalProperties")
 _KEY = re.compile(r"[a-zA-Z_][a-zA-Z0-9_.-]*")
 _PLAIN_KEY = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-# Gemma 3's turns are FunctionGemma's; it has no markers for tools.
 _CONTROL_TOKENS = {
     (FUNCTIONGEMMA,): FUNCTIONGEMMA_MARKERS.refused,
     GEMMA4: GEMMA4_MARKERS.refused,
-    GEMMA3: tuple(t for t in FUNCTIONGEMMA_MARKERS.refused if t not in FUNCTIONGEMMA_MARKERS.function),
+    GEMMA3: REFUSED_TOKENS,
 }
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from portlab_spec.assets import resolve_model
 from portlab_spec.conversation import Conversation, Tool
 from portlab_spec.data.bfcl import read_bfcl
-from portlab_spec.data.rows import BUILT_IN, Imported, Reject, import_rows
+from portlab_spec.data.rows import BUILT_IN, Imported, Reject, import_rows, source_named
 from portlab_spec.errors import UserError
 from portlab_spec.formats import Format
 from portlab_spec.formats.gemma4 import Gemma4
@@ -48,7 +48,7 @@ def rows_of(source: str, reading: "Reading") -> Imported:
     tools = None
     if reading.tools is not None:
         tools = read_tools(json_value(str(reading.tools)), str(reading.tools))
-    return import_rows(source, shape=reading.shape, tools=tools, calls_with_text=reading.calls_with_text)
+    return import_rows(source_named(source), shape=reading.shape, tools=tools, calls_with_text=reading.calls_with_text)
 
 
 def conversations_of(source: str, reading: "Reading") -> list[Conversation]:

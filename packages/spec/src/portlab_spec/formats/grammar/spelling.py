@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from portlab_spec.errors import UserError
 from portlab_spec.formats import gemma3_python as python
@@ -133,17 +133,5 @@ def json_calls(refused: tuple[str, ...]) -> Spelling:
 
 
 def python_calls(refused: tuple[str, ...]) -> Spelling:
-    """The spelling of `gemma3-python`."""
-    return Spelling(
-        refused=refused,
-        quote=literal('"'),
-        character=_JSON_CHARACTER,
-        escape=_json_body,
-        key=_JSON_KEY,
-        argument=_KEYWORD,
-        comma=", ",
-        true="True",
-        false="False",
-        null="None",
-        any_order=True,
-    )
+    """The spelling of `gemma3-python`: JSON's strings and keys, Python's arguments and literals."""
+    return replace(json_calls(refused), argument=_KEYWORD, true="True", false="False", null="None")
