@@ -6,16 +6,30 @@ the file and the key.
 """
 
 import difflib
+import re
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from portlab_spec.data.tokens import Policy
 from portlab_spec.errors import UserError
 from portlab_spec.formats import find_format
+
+
+def _check_regex(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"not a regular expression ({error})") from None
+    return pattern
+
+
+ModulePattern = Annotated[str, AfterValidator(_check_regex)]
+Rank = Annotated[int, Field(ge=1)]
+Alpha = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
@@ -27,15 +41,25 @@ class Section(BaseModel):
 class Lora(Section):
     """Low-rank adapters, in PEFT's terms."""
 
-    rank: int = Field(16, ge=1, description="inner dimension of the adapters")
-    alpha: float = Field(32.0, gt=0, description="scale numerator: alpha / rank, or alpha / sqrt(rank) with rslora")
+    rank: Rank = Field(16, description="inner dimension of the adapters")
+    alpha: Alpha = Field(32.0, description="scale numerator: alpha / rank, or alpha / sqrt(rank) with rslora")
     use_rslora: bool = Field(False, description="divide alpha by sqrt(rank) instead of rank")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout on the adapter's input while training")
-    targets: tuple[str, ...] = Field(
+    targets: tuple[ModulePattern, ...] = Field(
         ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
         min_length=1,
-        description="linear layers to adapt, by last name or dotted name",
+        description="linear layers to adapt: last names, dotted names, or regular expressions over whole module paths",
     )
+    rank_pattern: dict[ModulePattern, Rank] = Field(
+        {}, description="other ranks for some layers: expression for the end of a module path -> rank"
+    )
+    alpha_pattern: dict[ModulePattern, Alpha] = Field(
+        {}, description="other alphas for some layers: expression for the end of a module path -> alpha"
+    )
+    quantize: Literal["none", "int8", "nf4"] = Field(
+        "none", description="storage of the frozen linear layers while training; the export has the original base"
+    )
+    start_from: str | None = Field(None, description="go on from this adapter: a run folder or a PEFT adapter folder")
     train_control_rows: bool = Field(
         True,
         description="also train the embedding rows of the format's control tokens that the base never used",
@@ -43,30 +67,51 @@ class Lora(Section):
 
     @property
     def scaling(self) -> float:
-        """Factor on the adapter's output."""
+        """Factor on the adapter's output, where no pattern says otherwise."""
         return self.alpha / (self.rank**0.5 if self.use_rslora else self.rank)
 
 
 class Optimizer(Section):
-    """AdamW with warm-up and linear or cosine decay."""
+    """AdamW or Adafactor behind a clip, with warm-up and a schedule."""
 
+    name: Literal["adamw", "adafactor"] = Field(
+        "adamw", description="adafactor holds a row and a column of the second moment and no first one"
+    )
     learning_rate: float = Field(4e-4, gt=0, description="peak learning rate")
     warmup_steps: int = Field(2, ge=0, description="steps of linear warm-up")
-    schedule: Literal["constant", "linear", "cosine"] = Field("linear", description="decay after the warm-up")
-    final_fraction: float = Field(0.05, ge=0, le=1, description="last learning rate as a share of the peak")
+    schedule: Literal["constant", "linear", "cosine", "wsd", "inverse_sqrt"] = Field(
+        "linear", description="after the warm-up; wsd is constant, then linear over the last decay_fraction"
+    )
+    decay_fraction: float = Field(0.1, gt=0, le=1, description="wsd: share of the steps that decay")
+    final_fraction: float = Field(
+        0.05, ge=0, le=1, description="last learning rate as a share of the peak (linear, cosine, wsd)"
+    )
     b1: float = Field(0.9, ge=0, lt=1, description="AdamW, decay of the first moment")
     b2: float = Field(0.99, ge=0, lt=1, description="AdamW, decay of the second moment")
     eps: float = Field(1e-8, gt=0, description="AdamW, added to the root of the second moment")
-    weight_decay: float = Field(0.0, ge=0, description="AdamW, decoupled decay of the adapter")
+    weight_decay: float = Field(
+        0.0, ge=0, description="decoupled decay; never of norms and other vectors when all weights are trained"
+    )
     clip_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this global norm")
+
+    def decay_steps(self, steps: int) -> int:
+        """Steps at the end of a run in which `wsd` decays."""
+        return max(round(self.decay_fraction * steps), 1)
 
 
 class Mesh(Section):
-    """How devices are arranged. Data parallelism by default; the product must be the number of devices."""
+    """How devices are arranged; what is null is chosen so that the weights fit."""
 
-    data: int | None = Field(None, ge=1, description="copies that see different rows; null fills the devices")
-    fsdp: int = Field(1, ge=1, description="ways to shard the frozen weights' hidden dimension; rows split too")
-    tp: int = Field(1, ge=1, description="ways to shard heads, MLP and vocabulary")
+    data: int | None = Field(None, ge=1, description="copies of the weights, which see different rows")
+    fsdp: int | None = Field(None, ge=1, description="ways to shard the weights' hidden dimension; rows split too")
+    tp: int | None = Field(None, ge=1, description="ways to shard heads, MLP, experts and vocabulary")
+
+
+class Profile(Section):
+    """A trace of some steps for XProf or Perfetto."""
+
+    start: int = Field(3, ge=1, description="first traced step of this process; the first of all compiles")
+    steps: int = Field(0, ge=0, description="traced steps; 0 traces nothing")
 
 
 class Recipe(Section):
@@ -77,40 +122,114 @@ class Recipe(Section):
     revision: str | None = Field(None, description="Hugging Face revision of the model")
     data: str = Field("fitness-213", description="a built-in data set, or a file or folder of any known shape")
     format: str = Field("functiongemma", description="wire format of prompts and calls")
+    method: Literal["lora", "full"] = Field("lora", description="train adapters beside frozen weights, or all weights")
     lora: Lora = Lora()
     optimizer: Optimizer = Optimizer()
     mesh: Mesh = Mesh()
-    remat: bool = Field(False, description="recompute layers in the backward pass: less memory, more time")
+    remat: Literal["none", "block", "dots", "offload"] = Field(
+        "none",
+        description="recomputed in the backward pass: nothing, whole layers, all but matrix products, or whole layers "
+        "whose inputs wait in host memory",
+    )
+    attention: Literal["auto", "xla", "splash", "cudnn"] = Field(
+        "auto", description="attention kernel; auto is splash on TPU, cudnn on NVIDIA where it applies, else xla"
+    )
     steps: int = Field(30, ge=1, description="optimiser steps")
     batch_size: int = Field(32, ge=1, description="examples per step over all devices")
+    accumulate: int = Field(1, ge=1, description="parts into which a step's examples are cut, one after the other")
     max_length: int = Field(1024, ge=8, description="longest row in tokens")
     too_long: Policy = Field(
         "error", description="what becomes of a longer training row; its answer is never cut, whatever the policy"
     )
+    share_prefix: bool = Field(True, description="compute once what the rows of a batch start with in common")
+    pack: bool = Field(True, description="put several examples into one row; false pads each to a row of its own")
+    max_shapes: int = Field(1, ge=1, description="different batch shapes, each of which compiles once")
+    z_loss: float = Field(0.0, ge=0, description="weight of the squared log-partition in the loss")
     train_splits: tuple[Literal["train", "validation"], ...] = Field(
         ("train",), min_length=1, description="splits to train on; add validation once every choice is made"
     )
     eval_split: Literal["validation", "test"] = Field("test", description="held-out split to score before and after")
     max_new_tokens: int = Field(48, ge=1, description="longest generated answer in evaluation")
+    eval_every: int = Field(0, ge=0, description="steps between measurements of the monitored loss; 0 measures none")
+    monitor_split: Literal["validation", "test"] = Field("validation", description="split of the monitored loss")
+    patience: int = Field(0, ge=0, description="stop after so many measurements without a new lowest; 0 never stops")
     save_every: int = Field(10, ge=1, description="steps between checkpoints")
+    keep: int = Field(2, ge=1, description="newest checkpoints that are kept")
+    keep_best: bool = Field(False, description="also keep the checkpoint of the lowest monitored loss, and export it")
+    trackers: tuple[Literal["tensorboard", "trackio"], ...] = Field(
+        (), description="where metrics go beside metrics.jsonl; each needs the extra of its name"
+    )
+    profile: Profile = Profile()
     seed: int = Field(0, ge=0, description="initialisation and row order")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="compute type of the frozen base; auto is float32 on CPU, bfloat16 elsewhere"
     )
 
+    @field_validator("remat", mode="before")
+    @classmethod
+    def _name_the_policy(cls, value: Any) -> Any:
+        if isinstance(value, bool):
+            raise ValueError(f"is the name of a policy now: write remat: {'block' if value else 'none'}")
+        return value
+
     @model_validator(mode="after")
     def _check(self) -> "Recipe":
-        if self.optimizer.warmup_steps >= self.steps:
-            raise ValueError(
-                f"optimizer.warmup_steps ({self.optimizer.warmup_steps}) must be below steps ({self.steps})"
-            )
         try:
             find_format(self.format)
         except UserError as error:
             raise ValueError(f"format: {error}") from None
-        if self.eval_split in self.train_splits:
-            raise ValueError(f"eval_split {self.eval_split!r} is trained on: set train_splits to train alone")
+        faults = [fault for check in (_check_steps, _check_splits, _check_method) for fault in check(self)]
+        if faults:
+            raise ValueError("; ".join(faults))
         return self
+
+
+def _check_steps(recipe: Recipe) -> list[str]:
+    faults = []
+    warmup, decay = recipe.optimizer.warmup_steps, recipe.optimizer.decay_steps(recipe.steps)
+    if warmup >= recipe.steps:
+        faults.append(f"optimizer.warmup_steps ({warmup}) must be below steps ({recipe.steps})")
+    elif recipe.optimizer.schedule == "wsd" and warmup + decay > recipe.steps:
+        faults.append(
+            f"optimizer.warmup_steps ({warmup}) and the {decay} steps of optimizer.decay_fraction "
+            f"({recipe.optimizer.decay_fraction}) are more than steps ({recipe.steps})"
+        )
+    if recipe.batch_size % recipe.accumulate:
+        faults.append(f"accumulate ({recipe.accumulate}) must divide batch_size ({recipe.batch_size})")
+    profile = recipe.profile
+    if profile.steps and profile.start + profile.steps - 1 > recipe.steps:
+        faults.append(
+            f"profile.start ({profile.start}) and profile.steps ({profile.steps}) lead past steps ({recipe.steps})"
+        )
+    return faults
+
+
+def _check_splits(recipe: Recipe) -> list[str]:
+    faults = []
+    if recipe.eval_split in recipe.train_splits:
+        faults.append(f"eval_split {recipe.eval_split!r} is trained on: set train_splits to train alone")
+    needs = [name for name in ("patience", "keep_best") if getattr(recipe, name)]
+    if not recipe.eval_every:
+        faults += [f"{name} needs a monitored loss: set eval_every" for name in needs]
+        return faults
+    if recipe.eval_every > recipe.steps:
+        faults.append(f"eval_every ({recipe.eval_every}) must not exceed steps ({recipe.steps})")
+    if recipe.monitor_split in recipe.train_splits:
+        faults.append(f"monitor_split {recipe.monitor_split!r} is trained on: set train_splits to train alone")
+    if recipe.monitor_split == "test" and needs:
+        faults.append(f"{needs[0]} would choose by the test split: set monitor_split to validation")
+    return faults
+
+
+def _check_method(recipe: Recipe) -> list[str]:
+    if recipe.method == "lora":
+        return []
+    faults = []
+    if recipe.lora.quantize != "none":
+        faults.append(f"method full trains the weights that lora.quantize {recipe.lora.quantize} would freeze")
+    if recipe.lora.start_from is not None:
+        faults.append("method full has no adapter to go on from: remove lora.start_from, or give the folder as model")
+    return faults
 
 
 def shipped_recipes() -> list[str]:
