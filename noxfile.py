@@ -1,16 +1,22 @@
 """Every job of the repository, each in an environment of its own, built with uv from compiled pins.
 
-nox -s train_jax     fine-tune, evaluate, export, verify (arguments after -- go to train-jax)
+nox -s train_jax     fine-tune, evaluate, export, verify (arguments after -- go to train-jax), with the JAX build of the
+                     accelerator that is found (accelerator.py)
 nox -s tests         lint, then all tests (arguments after -- go to pytest)
 nox -s lint          ruff and mypy
 nox -s lock          rewrite requirements/*.txt
 nox -l               lists these and the benchmarks
 """
 
+import os
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import nox
+
+sys.path.insert(0, str(Path(__file__).parent))
+import accelerator
 
 nox.needs_version = ">=2024.10.9"
 nox.options.default_venv_backend = "uv"
@@ -19,7 +25,7 @@ nox.options.reuse_existing_virtualenvs = True
 
 PYTHON = "3.12"
 PACKAGES = ("packages/spec", "packages/train-jax", "packages/merge-ckpt")
-CODE = ("packages", "bench", "tests", "noxfile.py")
+CODE = ("packages", "bench", "tests", "noxfile.py", "accelerator.py")
 
 
 class Environment(NamedTuple):
@@ -28,10 +34,15 @@ class Environment(NamedTuple):
     extras: tuple[str, ...]  # optional dependencies of portlab-spec
     more: tuple[str, ...] = ()  # requirements beyond those of the workspace packages
     packages: tuple[str, ...] = PACKAGES
+    like: str | None = None  # environment, compiled before, whose versions these pins share
 
 
 ENVIRONMENTS = {
     "train_jax": Environment(extras=("demo",)),
+    **{
+        f"train_jax_{build}": Environment(extras=("demo",), more=(f"jax[{build}]",), like="train_jax")
+        for build in ("cuda12", "cuda13", "tpu")
+    },
     "tests": Environment(
         extras=("demo", "grammar", "parquet"),
         more=(
@@ -62,8 +73,13 @@ def install(session: nox.Session, environment: str) -> None:
 @nox.session(python=PYTHON)
 def train_jax(session: nox.Session) -> None:
     """Fine-tune, evaluate and export with the JAX trainer."""
-    install(session, "train_jax")
-    session.run("train-jax", *session.posargs)
+    try:
+        choice = accelerator.choose(os.environ)
+    except ValueError as error:
+        session.error(str(error))
+    session.log(str(choice))
+    install(session, choice.environment)
+    session.run("train-jax", *session.posargs, env=choice.variables(os.environ))
 
 
 @nox.session(python=PYTHON)
@@ -134,6 +150,7 @@ def lock(session: nox.Session) -> None:
             "uv", "pip", "compile", "--quiet", "--universal", "--python-version", PYTHON, "--upgrade",
             "--no-emit-index-url", "--no-annotate", "--no-header",
             *(arg for extra in environment.extras for arg in ("--extra", extra)),
+            *(("--constraint", f"requirements/{environment.like}.txt") if environment.like else ()),
             "--no-emit-package", "portlab-spec",
             *(f"{package}/pyproject.toml" for package in environment.packages), str(source),
             "--output-file", f"requirements/{name}.txt",
