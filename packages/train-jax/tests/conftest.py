@@ -1,4 +1,4 @@
-"""Tiny random Gemma 3 models of transformers beside the same weights in our layout."""
+"""Tiny random Gemma models of transformers beside the same weights in our layout."""
 
 import json
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Gemma4ForCausalLM, Gemma4TextConfig
 
 from portlab_jax.mesh import MeshPlan
 from portlab_jax.weights import load_params
@@ -16,71 +16,128 @@ from portlab_spec.models import GemmaConfig, param_table
 from portlab_spec.recipe import Mesh
 
 VOCAB = 96
+SLIDING, FULL = "sliding_attention", "full_attention"
 
-# Each case is small enough to differentiate in a second and large enough to hold both layer kinds.
-CASES = {
-    "two kv heads, window 6": {"num_key_value_heads": 2, "sliding_window": 6},
-    "one kv head, window 6": {"num_key_value_heads": 1, "sliding_window": 6},
-    "window longer than any row": {"num_key_value_heads": 2, "sliding_window": 64},
-    "scaled global rope": {"num_key_value_heads": 1, "sliding_window": 8, "rope_factor": 8.0},
+COMMON = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "attn_implementation": "eager",
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
 }
 
 
-def tiny_model(folder, *, num_key_value_heads=2, sliding_window=6, rope_factor=None, layers=4, seed=0):
+def gemma3(*, num_key_value_heads=2, sliding_window=6, rope_factor=None, layers=4):
     full_rope = {"rope_type": "default", "rope_theta": 1e6}
     if rope_factor:
         full_rope = {"rope_type": "linear", "factor": rope_factor, "rope_theta": 1e6}
     config = Gemma3TextConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=64,
+        **COMMON,
         num_hidden_layers=layers,
-        num_attention_heads=4,
         num_key_value_heads=num_key_value_heads,
         head_dim=16,
         sliding_window=sliding_window,
         query_pre_attn_scalar=16,
-        layer_types=["sliding_attention", "full_attention"] * (layers // 2),
-        rope_parameters={
-            "full_attention": full_rope,
-            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-        },
-        max_position_embeddings=512,
-        attn_implementation="eager",
-        bos_token_id=2,
-        eos_token_id=1,
-        pad_token_id=0,
+        layer_types=[SLIDING, FULL] * (layers // 2),
+        rope_parameters={FULL: full_rope, SLIDING: {"rope_type": "default", "rope_theta": 1e4}},
     )
+    return Gemma3ForCausalLM(config)
+
+
+def gemma4(layer_types=(SLIDING, SLIDING, FULL) * 2, **more):
+    settings = {
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "sliding_window": 6,
+        "final_logit_softcapping": 30.0,
+        "hidden_size_per_layer_input": 0,
+    }
+    config = Gemma4TextConfig(
+        **COMMON, num_hidden_layers=len(layer_types), layer_types=list(layer_types), **settings | more
+    )
+    return Gemma4ForCausalLM(config)
+
+
+# Each case is small enough to differentiate in seconds, and together they hold every kind of layer there is.
+CASES = {
+    "gemma3, two kv heads": gemma3,
+    "gemma3, one kv head, wide window": lambda: gemma3(num_key_value_heads=1, sliding_window=64),
+    "gemma3, scaled global rope": lambda: gemma3(num_key_value_heads=1, sliding_window=8, rope_factor=8.0),
+    # As 12B and 31B: keys are values in full layers, which have heads of their own shape.
+    "gemma4, keys are values": lambda: gemma4(attention_k_eq_v=True, num_global_key_value_heads=1),
+    # As E2B: per-layer inputs, the last layers share keys and values and have a double-wide MLP.
+    "gemma4, shared keys and values": lambda: gemma4(
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=VOCAB,
+        num_kv_shared_layers=3,
+        use_double_wide_mlp=True,
+    ),
+    # As 26B-A4B.
+    "gemma4, experts": lambda: gemma4(
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+        enable_moe_block=True,
+        num_experts=6,
+        top_k_experts=2,
+        moe_intermediate_size=24,
+    ),
+    "gemma4, no pattern": lambda: gemma4(
+        (SLIDING, FULL, SLIDING, SLIDING, FULL), hidden_size_per_layer_input=8, num_kv_shared_layers=2
+    ),
+}
+
+
+def randomize(model, seed=0):
+    """Weights larger than the default, so that attention is far from uniform and errors show."""
     torch.manual_seed(seed)
-    model = Gemma3ForCausalLM(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            # Larger than the default, so that attention is far from uniform and errors show.
             parameter.normal_(0, 0.3)
-    model.save_pretrained(folder)
-    return model
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.5)
+    return model.eval()
 
 
 class Tiny:
     """One random model in both frameworks."""
 
-    def __init__(self, folder, **case):
+    def __init__(self, folder, make):
         self.folder = folder
-        self.torch = tiny_model(folder, **case)
+        self.torch = randomize(make())
+        self.torch.save_pretrained(folder)
         self.config = GemmaConfig.load(folder)
-        self.mesh = MeshPlan.create(Mesh(), devices=None)
-        self.params = load_params(folder, self.config, jnp.float32, self.mesh)
+        self.mesh = MeshPlan.create(Mesh(data=1, fsdp=1, tp=1))
+        self.params, self.report = load_params(folder, self.config, jnp.float32, self.mesh)
         self.raw_config = json.loads((folder / "config.json").read_text())
 
 
-@pytest.fixture(scope="session", params=list(CASES))
-def tiny(request, tmp_path_factory):
-    return Tiny(tmp_path_factory.mktemp("tiny"), **CASES[request.param])
-
-
 @pytest.fixture(scope="session")
-def tiny_one(tmp_path_factory):
-    return Tiny(tmp_path_factory.mktemp("tiny"))
+def tiny_model(tmp_path_factory):
+    """Makes (once) the tiny model of a case."""
+    made = {}
+
+    def get(case):
+        if case not in made:
+            made[case] = Tiny(tmp_path_factory.mktemp("tiny"), CASES[case])
+        return made[case]
+
+    return get
+
+
+@pytest.fixture(params=list(CASES))
+def tiny(request, tiny_model):
+    return tiny_model(request.param)
+
+
+@pytest.fixture
+def tiny_one(tiny_model):
+    return tiny_model("gemma3, two kv heads")
 
 
 @pytest.fixture
@@ -110,10 +167,8 @@ def tiny_chat_folder(tmp_path_factory):
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         (folder / name).write_bytes((real / name).read_bytes())
     rng = np.random.default_rng(0)
-    layout = {}
-    for param in param_table(GemmaConfig.load(folder)):
-        for i in range(2 if param.per_layer else 1):
-            layout[param.hf.format(i=i)] = param.shape
+    table = param_table(GemmaConfig.load(folder))
+    layout = {name: param.shape for param in table for name in param.tensor_names("model.")}
     tensors = {name: rng.normal(0, 0.3, shape).astype(ml_dtypes.bfloat16) for name, shape in layout.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder

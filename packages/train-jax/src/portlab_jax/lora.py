@@ -1,23 +1,26 @@
 """LoRA adapters and trained token rows beside a frozen base.
 
-An adapter is a pytree of float32 leaves, stacked over layers on axis 0:
+An adapter is a pytree of float32 leaves, stacked over the adapted layers of a stack on axis 0:
 
-    {"lora": {"self_attn.q_proj": {"a": (L, in, r), "b": (L, r, out)}, ...}, "token_rows": (n, D)}
+    {"lora": {"sliding.self_attn.q_proj": {"a": (m, in, r), "b": (m, r, out)}, ...}, "token_rows": (n, D)}
 
-`a` and `b` are the transposes of PEFT's `lora_A` (r, in) and `lora_B` (out, r). `token_rows` are whole embedding
-rows that replace those of the base (PEFT: `trainable_token_indices`); the key is absent if none are trained.
+`a` and `b` are the transposes of PEFT's `lora_A` (r, in) and `lora_B` (out, r); those of experts have the experts'
+axis behind m. `token_rows` are whole embedding rows that replace those of the base (PEFT:
+`trainable_token_indices`); the key is absent if none are trained.
 """
 
+import functools
 import math
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from portlab_spec.models import GemmaConfig, match_targets, param_table
-from portlab_spec.recipe import Lora
+from portlab_jax.mesh import MeshPlan, partition, shard
+from portlab_spec.models import AdapterLeaf, Dim
 
 Adapter = dict[str, Any]
 Array = jax.Array
@@ -28,23 +31,34 @@ class AdapterOptions:
     """What the forward pass needs to know of the recipe; static under jit.
 
     Attributes:
-        scaling: factor on the adapter's output.
+        leaves: what is adapted.
         dropout: probability that an input of `a` is zeroed while training.
         token_ids: rows of the embedding that are trained, ascending.
     """
 
-    scaling: float
+    leaves: tuple[AdapterLeaf, ...] = ()
     dropout: float = 0.0
     token_ids: tuple[int, ...] = ()
 
-    @staticmethod
-    def from_recipe(lora: Lora, token_ids: tuple[int, ...] = ()) -> "AdapterOptions":
-        """Options of a recipe's adapter."""
-        return AdapterOptions(lora.scaling, lora.dropout, tuple(sorted(token_ids)))
+
+class Low(NamedTuple):
+    """Low-rank update of one linear layer, the scaling in b.
+
+    Attributes:
+        a: float32 (in, r); (E, in, r) for experts; with a leading axis of layers before a stack is taken apart.
+        b: float32 (r, out); (E, r, out) for experts.
+    """
+
+    a: Array
+    b: Array
 
 
 def init_adapter(
-    config: GemmaConfig, lora: Lora, key: Array, *, embedding: Any = None, token_ids: tuple[int, ...] = ()
+    leaves: Sequence[AdapterLeaf],
+    key: Array,
+    *,
+    embedding: Any = None,
+    token_ids: tuple[int, ...] = (),
 ) -> Adapter:
     """A fresh adapter with PEFT's initialisation: the model's output is unchanged until training.
 
@@ -52,95 +66,159 @@ def init_adapter(
     rows start as the base's rows.
 
     Args:
-        config: the model.
-        lora: the recipe's adapter section.
+        leaves: what is adapted, from `plan_adapter`.
         key: PRNG key.
         embedding: the base's embedding (V, D), needed for token rows.
-        token_ids: rows to train.
-
-    Raises:
-        UserError: a target matches no linear layer.
+        token_ids: rows to train, ascending.
     """
-    layers = config.num_hidden_layers
-    leaves: dict[str, dict[str, Array]] = {}
-    for param in match_targets(param_table(config), lora.targets):
-        out, into = param.shape
+    lora: dict[str, dict[str, Array]] = {}
+    for leaf in leaves:
         # The key depends on the name alone: adding a target does not change the others' initial values.
-        leaf_key = jax.random.fold_in(key, zlib.crc32(param.name.encode()))
-        bound = 1.0 / math.sqrt(into)
-        leaves[param.name] = {
-            "a": jax.random.uniform(leaf_key, (layers, into, lora.rank), jnp.float32, -bound, bound),
-            "b": jnp.zeros((layers, lora.rank, out), jnp.float32),
+        leaf_key = jax.random.fold_in(key, zlib.crc32(leaf.key.encode()))
+        bound = 1.0 / math.sqrt(leaf.into.size)
+        lead = (len(leaf.index), *(dim.size for dim in leaf.experts))
+        lora[leaf.key] = {
+            "a": jax.random.uniform(leaf_key, (*lead, leaf.into.size, leaf.rank), jnp.float32, -bound, bound),
+            "b": jnp.zeros((*lead, leaf.rank, leaf.out.size), jnp.float32),
         }
-    adapter: Adapter = {"lora": leaves}
+    adapter: Adapter = {"lora": lora}
     if token_ids:
-        adapter["token_rows"] = jnp.asarray(embedding[jnp.array(sorted(token_ids))], jnp.float32)
+        ids = jnp.array(token_ids)
+        adapter["token_rows"] = embedding.at[ids].get(out_sharding=partition((None, None), (1, 1))).astype(jnp.float32)
     return adapter
 
 
-def adapted_linear(
-    x: Array,
-    weight: Array,
-    leaf: dict[str, Array] | None,
-    options: AdapterOptions,
-    name: str = "",
-    dropout_key: Array | None = None,
-) -> Array:
-    """x (N, in) through a frozen weight (out, in), plus the adapter's (N, out) where there is one.
+def adapter_shardings(leaves: Sequence[AdapterLeaf], mesh: MeshPlan, token_ids: tuple[int, ...] = ()) -> Adapter:
+    """Where each leaf of an adapter lives: cut as the dimensions of the weight that it adapts."""
+    rank = Dim(1)
+    tree: Adapter = {
+        "lora": {
+            leaf.key: {
+                "a": mesh.sharding((*leaf.experts, leaf.into, rank), lead=1),
+                "b": mesh.sharding((*leaf.experts, rank, leaf.out), lead=1),
+            }
+            for leaf in leaves
+        }
+    }
+    if token_ids:
+        tree["token_rows"] = mesh.replicated
+    return tree
 
-    Products accumulate in float32; the result has x's dtype.
+
+def assemble(adapter: Adapter, options: AdapterOptions) -> dict[str, dict[str, Low]]:
+    """The adapter by stack and parameter, one entry for every layer of a stack, as the forward pass scans it.
+
+    Layers that are not adapted get zeros, smaller ranks are filled up with zeros: both add nothing.
     """
-    y = jnp.einsum("ni,oi->no", x, weight, preferred_element_type=jnp.float32)
-    if leaf is not None:
-        h = x
-        if dropout_key is not None and options.dropout > 0:
-            key = jax.random.fold_in(dropout_key, zlib.crc32(name.encode()))
-            keep = jax.random.bernoulli(key, 1.0 - options.dropout, x.shape)
-            h = jnp.where(keep, x / (1.0 - options.dropout), 0)
-        y += options.scaling * low_rank(h, leaf["a"].astype(x.dtype), leaf["b"].astype(x.dtype))
+    stacks: dict[str, dict[str, Low]] = {}
+    for leaf in options.leaves:
+        a, b = adapter["lora"][leaf.key]["a"], adapter["lora"][leaf.key]["b"] * leaf.scaling
+        rank = max(other.rank for other in options.leaves if other.param.key == leaf.param.key)
+        if leaf.rank < rank:
+            spare = [(0, 0)] * (a.ndim - 2)
+            a = jnp.pad(a, [*spare, (0, 0), (0, rank - leaf.rank)])
+            b = jnp.pad(b, [*spare, (0, rank - leaf.rank), (0, 0)])
+        if not leaf.whole:
+            place = (
+                jnp.zeros((leaf.param.count, len(leaf.index)))
+                .at[jnp.array(leaf.index), :]
+                .set(jnp.eye(len(leaf.index)))
+            )
+            a, b = (jnp.tensordot(place, x, 1) for x in (a, b))
+        names = stacks.setdefault(leaf.param.stack, {})
+        earlier = names.get(leaf.param.name)
+        names[leaf.param.name] = Low(a, b) if earlier is None else Low(earlier.a + a, earlier.b + b)
+    return stacks
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The logical axes of a linear layer's input and output, static under jit."""
+
+    into: str | None
+    into_parts: int
+    out: str | None
+    out_parts: int
+
+    @staticmethod
+    def of(dims: Sequence[Dim]) -> "Ends":
+        """Ends of a matrix (out, in). The hidden dimension of activations is never cut, only that of weights."""
+        out, into = dims[-2:]
+        return Ends(_activation(into.axis), into.parts, _activation(out.axis), out.parts)
+
+
+def _activation(axis: str | None) -> str | None:
+    return None if axis == "embed" else axis
+
+
+def linear(
+    x: Array, weight: Array, low: Low | None, ends: Ends, keep: Array | None = None, dropout: float = 0.0
+) -> Array:
+    """x (G, N, in) through a weight (out, in), plus the adapter's update where there is one.
+
+    The weight is gathered over `fsdp` here, for this use. Products accumulate in float32; the result has x's dtype.
+
+    Args:
+        x: activations.
+        weight: frozen or trained.
+        low: the adapter's matrices.
+        ends: how input and output are cut.
+        keep: bool like x, the inputs of the adapter that dropout lets through; None for all.
+        dropout: what they are scaled up for.
+    """
+    weight = shard(weight, ends.out, ends.into).astype(x.dtype)
+    y = _product("gni,oi->gno", x, weight, ("group", None, ends.out), (x.shape[0], 1, ends.out_parts))
+    if low is not None:
+        h = x if keep is None else jnp.where(keep, x / (1.0 - dropout), 0)
+        a = shard(low.a, ends.into, None).astype(x.dtype)
+        b = shard(low.b, None, ends.out).astype(x.dtype)
+        y += low_rank(h, a, b, ends)
     return y.astype(x.dtype)
 
 
-@jax.custom_vjp
-def low_rank(x: Array, a: Array, b: Array) -> Array:
-    """x (N, in) @ a (in, r) @ b (r, out) -> float32 (N, out).
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def low_rank(x: Array, a: Array, b: Array, ends: Ends) -> Array:
+    """x (G, N, in) @ a (in, r) @ b (r, out) -> float32 (G, N, out).
 
     The gradients are written out to choose the orientation of their products: the tall operand always stands on the
     right, untransposed. Left to the compiler, XLA on CPU materialises transposes of (N, out) for every layer.
     """
-    return _matmul(_matmul(x, a).astype(x.dtype), b)
+    return _low_rank_forward(x, a, b, ends)[0]
 
 
-def _low_rank_forward(x: Array, a: Array, b: Array) -> tuple[Array, tuple[Array, ...]]:
-    low = _matmul(x, a).astype(x.dtype)
-    return _matmul(low, b), (x, low, a, b)
+def _low_rank_forward(x: Array, a: Array, b: Array, ends: Ends) -> tuple[Array, tuple[Array, ...]]:
+    g = x.shape[0]
+    low = _product("gni,ir->gnr", x, a, ("group", None, None), (g, 1, 1)).astype(x.dtype)
+    y = _product("gnr,ro->gno", low, b, ("group", None, ends.out), (g, 1, ends.out_parts))
+    return y, (x, low, a, b)
 
 
-def _low_rank_backward(saved: tuple[Array, ...], d_y: Array) -> tuple[Array, Array, Array]:
+def _low_rank_backward(ends: Ends, saved: tuple[Array, ...], d_y: Array) -> tuple[Array, Array, Array]:
     x, low, a, b = saved
+    g = x.shape[0]
     d_y = d_y.astype(x.dtype)
-    d_low = jnp.einsum("no,ro->nr", d_y, b, preferred_element_type=jnp.float32).astype(x.dtype)
-    d_b = jnp.einsum("nr,no->ro", low, d_y, preferred_element_type=jnp.float32)
-    d_a = jnp.einsum("nr,ni->ri", d_low, x, preferred_element_type=jnp.float32).T
-    d_x = jnp.einsum("nr,ir->ni", d_low, a, preferred_element_type=jnp.float32)
+    d_low = _product("gno,ro->gnr", d_y, b, ("group", None, None), (g, 1, 1)).astype(x.dtype)
+    d_b = _product("gnr,gno->ro", low, d_y, (None, ends.out), (1, ends.out_parts))
+    d_a = _product("gnr,gni->ri", d_low, x, (None, ends.into), (1, ends.into_parts)).T
+    d_x = _product("gnr,ir->gni", d_low, a, ("group", None, ends.into), (g, 1, ends.into_parts))
     return d_x.astype(x.dtype), d_a.astype(a.dtype), d_b.astype(b.dtype)
 
 
 low_rank.defvjp(_low_rank_forward, _low_rank_backward)
 
 
-def _matmul(x: Array, y: Array) -> Array:
-    return jnp.matmul(x, y, preferred_element_type=jnp.float32)
+def _product(formula: str, x: Array, y: Array, axes: tuple[str | None, ...], parts: tuple[int, ...]) -> Array:
+    return jnp.einsum(formula, x, y, preferred_element_type=jnp.float32, out_sharding=partition(axes, parts))
 
 
-def replace_token_rows(rows: Array, ids: Array, adapter: Adapter, options: AdapterOptions) -> Array:
-    """Embedding rows (N, D) of ids (N,), with trained rows put in place of the base's."""
+def replace_token_rows(rows: Array, ids: Array, token_rows: Array | None, options: AdapterOptions) -> Array:
+    """Embedding rows (G, N, D) of ids (G, N), with trained rows put in place of the base's."""
     if not options.token_ids:
         return rows
-    hit = ids[:, None] == jnp.array(options.token_ids)[None, :]
+    hit = ids[..., None] == jnp.array(options.token_ids)
     # A product with a 0/1 matrix instead of a gather: its transpose is a product too, not a scatter.
-    trained = hit.astype(jnp.float32) @ adapter["token_rows"]
-    return jnp.where(hit.any(axis=1, keepdims=True), trained.astype(rows.dtype), rows)
+    trained = _product("gnt,td->gnd", hit.astype(jnp.float32), token_rows, ("group", None, None), (rows.shape[0], 1, 1))
+    return jnp.where(hit.any(axis=-1, keepdims=True), trained.astype(rows.dtype), rows)
 
 
 def count(adapter: Adapter) -> int:

@@ -1,178 +1,341 @@
-"""The Gemma 3 text model on shared-prefix batches.
+"""The Gemma 3 and Gemma 4 text models, from token ids to final hidden states.
 
-A *group* is one prefix and many rows. The prefix is held once; a row holds one or more segments (suffixes), each
-continuing the prefix on its own. A token sees the whole prefix and, in its own row, the earlier tokens of its own
-segment. With an empty prefix this is ordinary packing; with one segment per row it is an ordinary padded batch.
+Shape letters: G groups (parts of the mesh that see their own rows), N tokens of a group, D hidden, H query heads,
+K key/value heads, d head size, P width of per-layer inputs, V vocabulary; n layers of a stack.
 
-Shape letters: P prefix tokens, R rows, T tokens per row, N = P + R*T, D hidden, H query heads, K key/value heads,
-G = H / K, d head size, L layers, V vocabulary. All functions work on one group; callers `jax.vmap` over groups.
+What a token sees is the caller's business: `Attend` gets queries, keys and values, and returns what was attended. So
+training on packed rows, decoding with a cache and plain forward passes are one model.
 
-Layers are stacked on axis 0 and scanned, so that compile time does not grow with depth. Gemma 3's layers have one
-shape; whether a layer slides is a scanned flag that selects the mask and the RoPE table.
+Layers of one kind are stacked on axis 0 and run in a loop, so that compile time does not grow with depth
+(`portlab_spec.models.layers`). Frozen weights are not scanned over but indexed by layer inside the loop: a scan over
+a pattern of five layers and one would first copy the five out of the stack, and then each of them once more.
 """
 
 import functools
+import zlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
-from portlab_jax.lora import Adapter, AdapterOptions, adapted_linear, replace_token_rows
-from portlab_spec.models import FULL, GemmaConfig
+from portlab_jax.experts import mix, route
+from portlab_jax.lora import Adapter, AdapterOptions, Ends, Low, assemble, linear, replace_token_rows
+from portlab_jax.mesh import axis_size, partition, shard
+from portlab_jax.remat import INPUT, WEIGHTS, Remat, checkpointed
+from portlab_spec.models import GemmaConfig, LayerKind, Rope, Section, Stack, param_table
 
 Params = dict[str, Any]
 Array = jax.Array
-
-# A score that softmax turns into exactly 0 and that stays finite, so that a fully masked (padding) token gives
-# a uniform row instead of NaN.
-MASKED = -1e30
+KV = tuple[Array, Array]
 
 
-class Rows(NamedTuple):
-    """The token side of a group.
+class Attend(Protocol):
+    """What a model does with queries, keys and values."""
+
+    def __call__(self, kind: LayerKind, q: Array, kv: Any, state: Any, *, shared: bool) -> tuple[Array, Any, Any]:
+        """Attend.
+
+        Args:
+            kind: the layer's.
+            q: (G, N, H, d), rotated.
+            kv: the layer's own keys and values, each (G, N, K, d); in a layer that shares, what the layer that it
+                shares with returned as the second result.
+            state: the layer's entry of the state given to `run_layers`, None if there is none.
+            shared: whether `kv` comes from another layer.
+
+        Returns:
+            The attended values (G, N, H, d), what later layers share, and the layer's new state.
+        """
+        ...
+
+
+class Inputs(NamedTuple):
+    """Tokens of a group.
 
     Attributes:
-        prefix: int32 (P,), shared by all segments, positions 0..P-1.
-        tokens: int32 (R, T).
-        segments: int32 (R, T); 0 marks padding, equal numbers within a row belong together.
-        positions: int32 (R, T); the first token of a segment has position P.
+        ids: int32 (G, N).
+        positions: int32 (G, N), for RoPE.
     """
 
-    prefix: Array
-    tokens: Array
-    segments: Array
+    ids: Array
     positions: Array
 
 
-class LayerKind(NamedTuple):
-    """What differs between full and sliding layers; leaves carry a leading axis of 2: (full, sliding).
+class Weights(NamedTuple):
+    """Everything that a forward pass reads.
 
     Attributes:
-        cos, sin: float32 (2, N, d/2), RoPE tables.
-        prefix_mask: bool (2, P, P).
-        cross_mask: bool (2, R, T, P), row token to prefix token.
-        self_mask: bool (2, R, T, T), row token to row token.
+        frozen: {"embed_tokens": (V, D), "norm": (D,), ..., "layers": {stack: {name: (n, ...)}}}; what is trained in
+            full fine-tuning is missing.
+        trained: the same tree with what is trained in full fine-tuning; {} with LoRA.
+        low: LoRA by stack and name, see `assemble`.
+        token_rows: float32 (t, D), rows that replace those of the embedding, or None.
     """
 
-    cos: Array
-    sin: Array
-    prefix_mask: Array
-    cross_mask: Array
-    self_mask: Array
+    frozen: Params
+    trained: Params
+    low: dict[str, dict[str, Low]]
+    token_rows: Array | None
+
+    def top(self, name: str) -> Array:
+        """A weight outside the layers."""
+        return self.trained[name] if name in self.trained else self.frozen[name]
+
+    @property
+    def embedding(self) -> Array:
+        """The token embedding, which is also the head."""
+        return self.top("embed_tokens")
 
 
-Attend = Callable[[Array, Array, Array], tuple[Array, Any]]
+def with_adapter(params: Params, adapter: Adapter, options: AdapterOptions) -> Weights:
+    """A frozen base and its adapter."""
+    return Weights(params, {}, assemble(adapter, options), adapter.get("token_rows"))
 
 
 def hidden_states(
-    params: Params,
-    adapter: Adapter,
+    weights: Weights,
     config: GemmaConfig,
     options: AdapterOptions,
-    rows: Rows,
-    *,
-    dropout_key: Array | None = None,
-    remat: bool = False,
-    with_cache: bool = False,
-) -> tuple[Array, Array, Any]:
-    """Run the model over one group.
-
-    Args:
-        params: frozen weights, see `portlab_jax.weights`.
-        adapter: LoRA leaves and token rows.
-        rows: the group's tokens.
-        dropout_key: a PRNG key while training with dropout, else None.
-        remat: recompute each layer in the backward pass instead of keeping its activations.
-        with_cache: also return keys and values.
-
-    Returns:
-        Final normed hidden states of the prefix (P, D) and of the rows (R, T, D), in the params' dtype, and the
-        cache (k, v), each (L, N, K, d), or None.
-    """
-    p, (r, t) = rows.prefix.shape[0], rows.tokens.shape
-    ids = jnp.concatenate([rows.prefix, rows.tokens.reshape(-1)])
-    x = embed(params, adapter, options, ids)
-    kinds = layer_kinds(config, rows)
-    scale = config.query_pre_attn_scalar**-0.5
-
-    def in_rows(flat: Array) -> Array:
-        return flat.reshape(r, t, *flat.shape[1:])
-
-    def attend_with(kind: LayerKind) -> Attend:
-        def attend(q: Array, k: Array, v: Array) -> tuple[Array, Any]:
-            parts = []
-            if p:
-                parts.append(attend_causal(q[:p], k[:p], v[:p], kind.prefix_mask, scale))
-            if r * t:
-                shared = (k[:p], v[:p], kind.cross_mask)
-                own = (in_rows(k[p:]), in_rows(v[p:]), kind.self_mask)
-                parts.append(attend_rows(in_rows(q[p:]), shared, own, scale).reshape(r * t, *q.shape[1:]))
-            return jnp.concatenate([*parts, q[:0]]), (k, v) if with_cache else None
-
-        return attend
-
-    def body(x: Array, scanned: tuple[Params, Params, Array, Array | None]) -> tuple[Array, Any]:
-        weights, lora, is_sliding, key = scanned
-        kind = jax.tree.map(lambda leaf: leaf[is_sliding], kinds)
-        return decoder_layer(x, weights, lora, config, options, kind.cos, kind.sin, attend_with(kind), key)
-
-    if remat:
-        body = jax.checkpoint(body)
-    keys = None if dropout_key is None else jax.random.split(dropout_key, config.num_hidden_layers)
-    x, cache = jax.lax.scan(body, x, (params["layers"], adapter["lora"], sliding_flags(config), keys))
-    x = rms_norm(x, params["norm"], config.rms_norm_eps)
-    return x[:p], in_rows(x[p:]), cache
-
-
-def decoder_layer(
-    x: Array,
-    w: Params,
-    lora: Params,
-    config: GemmaConfig,
-    options: AdapterOptions,
-    cos: Array,
-    sin: Array,
+    inputs: Inputs,
     attend: Attend,
+    *,
+    state: dict[str, Any] | None = None,
     dropout_key: Array | None = None,
-) -> tuple[Array, Any]:
-    """One decoder layer on flat tokens.
+    remat: Remat = "none",
+    dtype: Any = None,
+) -> tuple[Array, dict[str, Any]]:
+    """Run the model.
 
     Args:
-        x: (N, D).
-        w: this layer's weights by table name.
-        lora: this layer's LoRA leaves by table name.
-        cos, sin: float32 (N, d/2).
-        attend: maps q (N, H, d), k and v (N, K, d) to the attention output (N, H, d) and anything to pass on.
+        weights: frozen, trained and low-rank weights.
+        config: the model.
+        options: static facts of the adapter.
+        inputs: ids and positions.
+        attend: who sees whom.
+        state: for each stack something with a leading axis of its layers, handed to `attend` layer by layer.
+        dropout_key: a PRNG key while training with dropout, else None.
+        remat: what the backward pass recomputes.
+        dtype: of the activations; by default that of the embedding.
 
     Returns:
-        x after the layer (N, D), and what `attend` passed on.
+        Final normed hidden states (G, N, D), and the new state by stack.
     """
-    n, eps, head = x.shape[0], config.rms_norm_eps, config.head_dim
-
-    def linear(name: str, value: Array) -> Array:
-        return adapted_linear(value, w[name], lora.get(name), options, name, dropout_key)
-
-    h = rms_norm(x, w["input_layernorm"], eps)
-    q = linear("self_attn.q_proj", h).reshape(n, -1, head)
-    k = linear("self_attn.k_proj", h).reshape(n, -1, head)
-    v = linear("self_attn.v_proj", h).reshape(n, -1, head)
-    q = rope(rms_norm(q, w["self_attn.q_norm"], eps), cos, sin)
-    k = rope(rms_norm(k, w["self_attn.k_norm"], eps), cos, sin)
-    attended, passed_on = attend(q, k, v)
-    h = linear("self_attn.o_proj", attended.reshape(n, -1))
-    x = x + rms_norm(h, w["post_attention_layernorm"], eps)
-    h = rms_norm(x, w["pre_feedforward_layernorm"], eps)
-    h = gated(linear("mlp.gate_proj", h), linear("mlp.up_proj", h))
-    h = linear("mlp.down_proj", h)
-    return x + rms_norm(h, w["post_feedforward_layernorm"], eps), passed_on
+    dtype = dtype or weights.embedding.dtype
+    x = embed(weights, options, inputs.ids, dtype)
+    per_layer = per_layer_inputs(weights, config, inputs.ids, x) if config.per_layer else None
+    loop = Loop(weights, config, options, inputs.positions, attend, per_layer, dropout_key, remat)
+    x, new_state = loop.run(x, state or {})
+    return norm(x, weights.top("norm"), config), new_state
 
 
-def embed(params: Params, adapter: Adapter, options: AdapterOptions, ids: Array) -> Array:
-    """Scaled token embeddings: ids (N,) -> (N, D). The scale is rounded to the weights' dtype, as upstream."""
-    table = params["embed_tokens"]
-    x = replace_token_rows(table[ids], ids, adapter, options)
-    return x * jnp.asarray(table.shape[1] ** 0.5, table.dtype)
+def embed(weights: Weights, options: AdapterOptions, ids: Array, dtype: Any) -> Array:
+    """Scaled token embeddings: ids (G, N) -> (G, N, D). The scale is rounded to the activations' type, as upstream."""
+    rows = replace_token_rows(_rows_of(weights.embedding, ids).astype(dtype), ids, weights.token_rows, options)
+    return checkpoint_name(rows * jnp.asarray(rows.shape[-1] ** 0.5, dtype), "embedded")
+
+
+def _rows_of(table: Array, ids: Array) -> Array:
+    return table.at[ids].get(out_sharding=partition(("group", None, None), (ids.shape[0], 1, 1)))
+
+
+def per_layer_inputs(weights: Weights, config: GemmaConfig, ids: Array, x: Array) -> Array:
+    """Gemma 4 E-series: what every layer is told about every token, (L, G, N, P).
+
+    Half of it looks the token up in a table of its own, half is a projection of its embedding.
+    """
+    assert config.per_layer is not None
+    size, layers = config.per_layer.size, config.num_hidden_layers
+
+    def by_layer(flat: Array) -> Array:
+        return flat.reshape(*ids.shape, layers, size)
+
+    looked_up = by_layer(_rows_of(weights.top("embed_tokens_per_layer"), ids).astype(x.dtype))
+    looked_up *= jnp.asarray(size**0.5, x.dtype)
+    name = "per_layer_model_projection"
+    projected = by_layer(linear(x, weights.top(name), None, _ends(config)[name]))
+    projected *= jnp.asarray(config.hidden_size**-0.5, x.dtype)
+    projected = norm(projected, weights.top("per_layer_projection_norm"), config)
+    return jnp.moveaxis((projected + looked_up) * jnp.asarray(2.0**-0.5, x.dtype), 2, 0)
+
+
+@functools.lru_cache
+def _ends(config: GemmaConfig) -> dict[str, Ends]:
+    return {p.key: Ends.of(p.dims) for p in param_table(config) if len(p.dims) >= 2}
+
+
+class Loop:
+    """The loop over layers, section by section."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        config: GemmaConfig,
+        options: AdapterOptions,
+        positions: Array,
+        attend: Attend,
+        per_layer: Array | None,
+        dropout_key: Array | None,
+        remat: Remat,
+    ) -> None:
+        self.weights, self.config, self.options, self.attend = weights, config, options, attend
+        self.per_layer, self.dropout_key, self.remat = per_layer, dropout_key, remat
+        self.ropes = {rope: rope_table(*rope, positions) for rope in {(k.rope, k.head_dim) for k in config.layers}}
+        self.shares = any(kind.shares_kv for kind in config.layers)
+
+    def run(self, x: Array, state: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
+        """All layers: x (G, N, D) after the last, and the new state by stack."""
+        kvs: dict[str, Any] = {}
+        new_state: dict[str, Any] = {}
+        for section in self.config.sections:
+            x, kvs, fresh = self._run_section(section, x, kvs, state)
+            new_state |= fresh
+        return x, new_state
+
+    def _run_section(
+        self, section: Section, x: Array, kvs: dict[str, Any], state: dict[str, Any]
+    ) -> tuple[Array, dict[str, Any], dict[str, Any]]:
+        """Run a pattern of stacks as often as it repeats; what later layers share goes from one to the next."""
+        scanned = {s.name: _by_repeat(self._scanned(s, state), section.repeats, s.count) for s in section.stacks}
+        own = {} if not self.shares else self._empty_kvs(section, x)
+
+        def pattern(carry: tuple[Array, dict[str, Any]], xs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            states = {}
+            for stack in section.stacks:
+                carry, states[stack.name] = self._run_stack(stack, carry, kvs, xs[stack.name])
+            return carry, states
+
+        (x, own), states = _scan(pattern, (x, own), scanned, section.repeats)
+        flat = {name: jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), s) for name, s in states.items()}
+        return x, kvs | own, flat
+
+    def _run_stack(self, stack: Stack, carry: Any, kvs: dict[str, Any], xs: Any) -> tuple[Any, Any]:
+        """Run `count` layers of one stack."""
+        frozen = self.weights.frozen.get("layers", {}).get(stack.name, {})
+        kind = stack.kind
+
+        def body(carry: tuple[Array, dict[str, Any]], xs: dict[str, Any]) -> tuple[Any, Any]:
+            x, own = carry
+
+            def layer(x: Array, xs: dict[str, Any], shared: Any) -> tuple[Array, Any, Any]:
+                x = checkpoint_name(x, INPUT)
+                picked = jax.tree.map(lambda leaf: checkpoint_name(_pick(leaf, xs["index"]), WEIGHTS), frozen)
+                return self._layer(stack, x, picked | xs["trained"], xs, shared)
+
+            shared = kvs[kind.attention] if kind.shares_kv else None
+            x, kv, new_state = checkpointed(layer, self.remat)(x, xs, shared)
+            if kind.attention in own and not kind.shares_kv:
+                own = own | {kind.attention: kv}
+            return (x, own), new_state
+
+        return _scan(body, carry, xs, stack.count)
+
+    def _scanned(self, stack: Stack, state: dict[str, Any]) -> dict[str, Any]:
+        """What a stack's layers differ in, each with a leading axis of layers."""
+        layers = jnp.array(stack.layers, jnp.int32)
+        return {
+            "index": jnp.arange(len(stack.layers), dtype=jnp.int32),
+            "trained": self.weights.trained.get("layers", {}).get(stack.name, {}),
+            "low": self.weights.low.get(stack.name, {}),
+            "per_layer": None if self.per_layer is None else self.per_layer[layers],
+            "state": state.get(stack.name),
+            "number": layers,
+        }
+
+    def _empty_kvs(self, section: Section, x: Array) -> dict[str, Any]:
+        """Something of the shape of what each own attention of a section hands on; overwritten before it is read."""
+        empty = {}
+        for stack in section.stacks:
+            kind = stack.kind
+            if not kind.shares_kv:
+                kv = jnp.zeros((*x.shape[:2], kind.kv_heads, kind.head_dim), x.dtype)
+                kv = shard(kv, "group", None, "kv_heads", None)
+                empty[kind.attention] = (kv, kv)
+        return empty
+
+    def _layer(
+        self, stack: Stack, x: Array, w: dict[str, Array], xs: dict[str, Any], shared: Any
+    ) -> tuple[Array, Any, Any]:
+        """One decoder layer: x (G, N, D) after it, what later layers share, its new state."""
+        config, kind, low = self.config, stack.kind, xs["low"]
+        key = None if self.dropout_key is None else jax.random.fold_in(self.dropout_key, xs["number"])
+        ends = _ends(config)
+
+        def lin(name: str, value: Array) -> Array:
+            keep = None
+            if key is not None and name in low and self.options.dropout > 0:
+                name_key = jax.random.fold_in(key, zlib.crc32(name.encode()))
+                keep = jax.random.bernoulli(name_key, 1.0 - self.options.dropout, value.shape)
+            return linear(value, w[name], low.get(name), ends[f"{stack.name}.{name}"], keep, self.options.dropout)
+
+        def rms(name: str, value: Array) -> Array:
+            return norm(value, w[name], config)
+
+        h = rms("input_layernorm", x)
+        q, kv = self._queries_keys_values(kind, h, lin, rms)
+        attended, kv, state = self.attend(kind, q, shared if kind.shares_kv else kv, xs["state"], shared=kind.shares_kv)
+        attended = checkpoint_name(attended, "attended")
+        h = lin("self_attn.o_proj", attended.reshape(*x.shape[:2], -1))
+        x = x + rms("post_attention_layernorm", h)
+        h = rms("pre_feedforward_layernorm", x)
+        h = checkpoint_name(gated(lin("mlp.gate_proj", h), lin("mlp.up_proj", h)), "gated")
+        h = lin("mlp.down_proj", h)
+        if config.experts:
+            h = rms("post_feedforward_layernorm_1", h)
+            chosen = route(norm(x, None, config), w, config)
+            mixed = mix(rms("pre_feedforward_layernorm_2", x), *chosen, w, low)
+            h = h + rms("post_feedforward_layernorm_2", mixed)
+        x = x + rms("post_feedforward_layernorm", h)
+        if config.per_layer:
+            h = gated(lin("per_layer_input_gate", x), xs["per_layer"])
+            x = x + rms("post_per_layer_input_norm", lin("per_layer_projection", h))
+        if config.family == "gemma4":
+            x = x * w["layer_scalar"].astype(x.dtype)
+        return x, kv if self.shares else None, state
+
+    def _queries_keys_values(
+        self, kind: LayerKind, h: Array, lin: Callable[[str, Array], Array], rms: Callable[[str, Array], Array]
+    ) -> tuple[Array, KV | None]:
+        """Normed and rotated q (G, N, H, d) and k, and normed v, each (G, N, K, d); None where they are shared."""
+        cos, sin = self.ropes[kind.rope, kind.head_dim]
+
+        def split(value: Array) -> Array:
+            return value.reshape(*value.shape[:2], -1, kind.head_dim)
+
+        q = checkpoint_name(rope(rms("self_attn.q_norm", split(lin("self_attn.q_proj", h))), cos, sin), "q")
+        if kind.shares_kv:
+            return q, None
+        k = split(lin("self_attn.k_proj", h))
+        v = k if kind.key_is_value else split(lin("self_attn.v_proj", h))
+        if self.config.family == "gemma4":
+            v = norm(v, None, self.config)
+        k = rope(rms("self_attn.k_norm", k), cos, sin)
+        return q, (checkpoint_name(k, "k"), checkpoint_name(v, "v"))
+
+
+def _scan(body: Callable[..., Any], carry: Any, xs: Any, length: int) -> tuple[Any, Any]:
+    """`lax.scan`, or one plain call of the body for a single iteration."""
+    if length > 1:
+        return jax.lax.scan(body, carry, xs)
+    carry, y = body(carry, jax.tree.map(lambda leaf: leaf[0], xs))
+    return carry, jax.tree.map(lambda leaf: leaf[None], y)
+
+
+def _by_repeat(tree: Any, repeats: int, count: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf.reshape(repeats, count, *leaf.shape[1:]), tree)
+
+
+def _pick(stacked: Array, index: Array) -> Array:
+    return jax.lax.dynamic_index_in_dim(stacked, index, keepdims=False)
+
+
+def repeat_heads(kv: KV, heads: int) -> KV:
+    """Keys and values (G, N, K, d) with one head per query head, where a mesh cuts queries finer than K heads."""
+    if kv[0].shape[2] % axis_size("kv_heads") == 0 or heads % axis_size("heads"):
+        return kv
+    k, v = (jnp.repeat(shard(x, "group"), heads // x.shape[2], axis=2) for x in kv)
+    return shard(k, "group", None, "heads", None), shard(v, "group", None, "heads", None)
 
 
 # The backward pass recomputes these cheap functions from their inputs; their intermediates would otherwise be kept
@@ -186,93 +349,29 @@ def gated(gate: Array, up: Array) -> Array:
     return jax.nn.gelu(gate, approximate=True) * up
 
 
-@functools.partial(_recomputed, static_argnums=2)
-def rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    """Gemma's RMS norm over the last axis: float32 inside, scale 1 + weight, result in x's dtype."""
+def norm(x: Array, weight: Array | None, config: GemmaConfig) -> Array:
+    """RMS norm over the last axis, float32 inside; scale 1 + weight in Gemma 3, weight in Gemma 4, 1 without."""
+    return _rms_norm(x, weight, config.rms_norm_eps, config.norm_offset)
+
+
+@functools.partial(_recomputed, static_argnums=(2, 3))
+def _rms_norm(x: Array, weight: Array | None, eps: float, offset: float) -> Array:
     x32 = x.astype(jnp.float32)
     normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
-    return (normed * (1.0 + weight.astype(jnp.float32))).astype(x.dtype)
+    return (normed if weight is None else normed * (offset + weight.astype(jnp.float32))).astype(x.dtype)
 
 
 def rope(x: Array, cos: Array, sin: Array) -> Array:
-    """Rotate the two halves of the head: x (N, heads, d), cos and sin (N, d/2)."""
+    """Rotate the two halves of the head: x (G, N, heads, d), cos and sin (G, N, d/2)."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cos, sin = cos[:, None, :], sin[:, None, :]
+    cos, sin = cos[:, :, None, :], sin[:, :, None, :]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
-def rope_tables(config: GemmaConfig, positions: Array) -> tuple[Array, Array]:
-    """cos and sin, float32 (2, *positions.shape, d/2): full layers first, then sliding ones."""
-    fraction = jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
-    full = config.rope_theta**-fraction / config.rope_scaling_factor
-    local = config.rope_local_theta**-fraction
-    angles = positions.astype(jnp.float32)[None, ..., None] * jnp.stack([full, local]).reshape(
-        2, *(1,) * positions.ndim, -1
-    )
+def rope_table(settings: Rope, head_dim: int, positions: Array) -> tuple[Array, Array]:
+    """cos and sin, float32 (G, N, d/2); pairs beyond `fraction` do not rotate."""
+    rotating = int(settings.fraction * head_dim // 2)
+    frequency = settings.theta ** (-jnp.arange(rotating, dtype=jnp.float32) * 2 / head_dim) / settings.factor
+    frequency = jnp.pad(frequency, (0, head_dim // 2 - rotating))
+    angles = positions.astype(jnp.float32)[..., None] * frequency
     return jnp.cos(angles), jnp.sin(angles)
-
-
-def sliding_flags(config: GemmaConfig) -> Array:
-    """int32 (L,): 1 for a sliding layer, 0 for a full one; indexes the leading axis of `LayerKind`."""
-    return jnp.array([int(kind != FULL) for kind in config.layer_types], jnp.int32)
-
-
-def layer_kinds(config: GemmaConfig, rows: Rows) -> LayerKind:
-    """RoPE tables and masks for both kinds of layer."""
-    p = rows.prefix.shape[0]
-    prefix_positions = jnp.arange(p, dtype=jnp.int32)
-    cos, sin = rope_tables(config, jnp.concatenate([prefix_positions, rows.positions.reshape(-1)]))
-    pos_rt = rows.positions
-    same_segment = (rows.segments[:, :, None] == rows.segments[:, None, :]) & (rows.segments > 0)[:, None, :]
-    return LayerKind(
-        cos,
-        sin,
-        prefix_mask=visible(config, prefix_positions[:, None], prefix_positions[None, :]),
-        cross_mask=visible(config, pos_rt[:, :, None], prefix_positions[None, None, :]),
-        self_mask=visible(config, pos_rt[:, :, None], pos_rt[:, None, :]) & same_segment[None],
-    )
-
-
-def visible(config: GemmaConfig, query: Array, key: Array) -> Array:
-    """bool (2, ...): may `query` see `key`, both positions; full layers first, then sliding ones."""
-    distance = query - key
-    causal = distance >= 0
-    return jnp.stack([causal, causal & (distance < config.sliding_window)])
-
-
-def attend_causal(q: Array, k: Array, v: Array, mask: Array, scale: float) -> Array:
-    """Attention of one sequence to itself: q (P, H, d), k and v (P, K, d), mask (P, P) -> (P, H, d)."""
-    n, heads, head = q.shape
-    q = q.reshape(n, k.shape[1], heads // k.shape[1], head)
-    scores = jnp.einsum("pkgd,skd->kgps", q, k, preferred_element_type=jnp.float32) * scale
-    weights = jax.nn.softmax(jnp.where(mask[None, None], scores, MASKED), axis=-1).astype(v.dtype)
-    return jnp.einsum("kgps,skd->pkgd", weights, v).reshape(n, heads, head)
-
-
-KeyValue = tuple[Array, Array, Array]
-
-
-def attend_rows(q: Array, prefix: KeyValue, own: KeyValue, scale: float) -> Array:
-    """Attention of row tokens to the shared prefix and to their own row, under one softmax.
-
-    Args:
-        q: (R, T, H, d).
-        prefix: k and v (P, K, d), mask (R, T, P).
-        own: k and v (R, S, K, d), mask (R, T, S).
-        scale: factor on the scores.
-
-    Returns:
-        (R, T, H, d).
-    """
-    r, t, heads, head = q.shape
-    (k_p, v_p, mask_p), (k_r, v_r, mask_r) = prefix, own
-    p, kv_heads = k_p.shape[0], k_p.shape[1]
-    q = q.reshape(r, t, kv_heads, heads // kv_heads, head)
-    to_prefix = jnp.einsum("rtkgd,pkd->rktgp", q, k_p, preferred_element_type=jnp.float32)
-    to_own = jnp.einsum("rtkgd,rskd->rktgs", q, k_r, preferred_element_type=jnp.float32)
-    scores = jnp.concatenate([to_prefix, to_own], axis=-1) * scale
-    mask = jnp.concatenate([mask_p, mask_r], axis=-1)[:, None, :, None, :]
-    weights = jax.nn.softmax(jnp.where(mask, scores, MASKED), axis=-1).astype(v_r.dtype)
-    out = jnp.einsum("rktgp,pkd->rtkgd", weights[..., :p], v_p)
-    out += jnp.einsum("rktgs,rskd->rtkgd", weights[..., p:], v_r)
-    return out.reshape(r, t, heads, head)

@@ -1,133 +1,220 @@
-"""The training step: loss, gradients of the adapter, AdamW. One pure function, jitted once."""
+"""The training step: loss, gradients of what is trained, optimiser. One pure function, compiled once per layout."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from portlab_jax.attention import attend
 from portlab_jax.lora import Adapter, AdapterOptions
-from portlab_jax.loss import supervised_loss
-from portlab_jax.model import Params, Rows, hidden_states
+from portlab_jax.loss import LossOptions, LossSums, supervised_loss
+from portlab_jax.mesh import partition
+from portlab_jax.model import Inputs, Params, Weights, hidden_states, repeat_heads, with_adapter
 from portlab_jax.packing import Batch, Layout
-from portlab_spec.models import GemmaConfig
-from portlab_spec.recipe import Optimizer
+from portlab_jax.remat import Remat
+from portlab_spec.models import GemmaConfig, LayerKind
 
 Array = jax.Array
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """What is fixed when a step is compiled, layout apart.
+
+    Attributes:
+        config: the model.
+        adapter: what LoRA adapts; no leaves in full fine-tuning.
+        full: train all weights instead of adapters.
+        dtype: of the activations.
+        remat: what the backward pass recomputes.
+        attention: implementation for each kind of attention, "sliding" and "full".
+        z_loss: weight of the squared log-partition.
+    """
+
+    config: GemmaConfig
+    adapter: AdapterOptions
+    full: bool = False
+    dtype: Any = jnp.float32
+    remat: Remat = "none"
+    attention: tuple[tuple[str, str], ...] = (("sliding", "xla"), ("full", "xla"))
+    z_loss: float = 0.0
+
+    def loss(self, chunk: int) -> LossOptions:
+        """Options of the loss for a layout's chunk."""
+        return LossOptions(
+            token_ids=self.adapter.token_ids,
+            chunk=chunk,
+            softcap=self.config.final_softcap,
+            z_loss=self.z_loss,
+            train_embedding=self.full,
+        )
+
+    def weights(self, trained: Any, frozen: Params) -> Weights:
+        """The model's weights from what a step trains and what it does not."""
+        return Weights(frozen, trained, {}, None) if self.full else with_adapter(frozen, trained, self.adapter)
 
 
 class TrainState(NamedTuple):
     """What a step changes; saved as it is.
 
     Attributes:
-        adapter: trained leaves, float32.
+        trained: adapter leaves or all weights, float32.
         opt: optax state.
         step: int32 scalar, steps taken.
         key: PRNG key data of the run; a step folds its number in.
     """
 
-    adapter: Adapter
+    trained: Any
     opt: optax.OptState
     step: Array
     key: Array
 
 
 class StepMetrics(NamedTuple):
-    """Scalars of one step, float32."""
+    """Scalars of one step, float32.
+
+    Attributes:
+        loss: mean over the supervised tokens, z-loss included.
+        grad_norm: global norm of the gradients before clipping.
+        accuracy: share of the supervised tokens that are the model's first choice.
+        leaf_norms: gradient norm of each trained leaf, by path.
+    """
 
     loss: Array
     grad_norm: Array
-    learning_rate: Array
+    accuracy: Array
+    leaf_norms: dict[str, Array]
 
 
-def learning_rate_schedule(optimizer: Optimizer, steps: int) -> optax.Schedule:
-    """Linear warm-up to the peak, then the recipe's decay to `final_fraction` of it at the last step."""
-    peak, final = optimizer.learning_rate, optimizer.learning_rate * optimizer.final_fraction
-    warmup = optimizer.warmup_steps
-    decay_steps = max(steps - warmup - 1, 1)
-    after: optax.Schedule
-    if optimizer.schedule == "constant":
-        after = optax.constant_schedule(peak)
-    elif optimizer.schedule == "linear":
-        after = optax.linear_schedule(peak, final, decay_steps)
-    else:
-        after = optax.cosine_decay_schedule(peak, decay_steps, alpha=optimizer.final_fraction)
-    # Warm-up starts above zero: a first step with rate 0 would be computed for nothing.
-    ramp = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
-    return optax.join_schedules([ramp, after], [warmup])
+class PackedAttention:
+    """Attention of a batch's packed rows."""
+
+    def __init__(self, batch: Batch, options: StepOptions) -> None:
+        self.rows, self.blocks, self.scale = batch.rows, batch.blocks, options.config.attention_scale
+        self.implementation = dict(options.attention)
+
+    def __call__(self, kind: LayerKind, q: Array, kv: Any, state: Any, *, shared: bool) -> tuple[Array, Any, Any]:
+        """See `portlab_jax.model.Attend`."""
+        by_row = self.rows.tokens.shape
+
+        def in_rows(x: Array) -> Array:
+            return x.reshape(*by_row, *x.shape[2:])
+
+        k, v = repeat_heads(kv, q.shape[2])
+        out = attend(
+            in_rows(q),
+            in_rows(k),
+            in_rows(v),
+            self.rows,
+            self.blocks,
+            window=kind.window,
+            scale=self.scale,
+            implementation=self.implementation[kind.attention],
+        )
+        return out.reshape(q.shape), kv, None
 
 
-def make_optimizer(optimizer: Optimizer, steps: int) -> optax.GradientTransformation:
-    """AdamW behind a global-norm clip."""
-    return optax.chain(
-        optax.clip_by_global_norm(optimizer.clip_norm),
-        optax.adamw(
-            learning_rate_schedule(optimizer, steps),
-            b1=optimizer.b1,
-            b2=optimizer.b2,
-            eps=optimizer.eps,
-            weight_decay=optimizer.weight_decay,
-        ),
+def supervised_hidden(weights: Weights, batch: Batch, options: StepOptions, dropout_key: Array | None = None) -> Array:
+    """Final hidden states (G, S, D) at the supervised slots of one micro-batch."""
+    groups = batch.rows.tokens.shape[0]
+    inputs = Inputs(batch.rows.tokens.reshape(groups, -1), batch.rows.positions.reshape(groups, -1))
+    hidden, _ = hidden_states(
+        weights,
+        options.config,
+        options.adapter,
+        inputs,
+        PackedAttention(batch, options),
+        dropout_key=dropout_key,
+        remat=options.remat,
+        dtype=options.dtype,
+    )
+    g = jnp.arange(groups)[:, None]
+    return hidden.at[g, batch.slots].get(out_sharding=partition(("group", None, None), (groups, 1, 1)))
+
+
+def batch_sums(
+    trained: Any, frozen: Params, batch: Batch, options: StepOptions, chunk: int, dropout_key: Array | None = None
+) -> LossSums:
+    """Sums of the losses over the supervised tokens of one micro-batch."""
+    weights = options.weights(trained, frozen)
+    picked = supervised_hidden(weights, batch, options, dropout_key)
+    return supervised_loss(
+        picked, weights.token_rows, weights.embedding, batch.targets, batch.weights, options.loss(chunk)
     )
 
 
-def batch_loss(
-    adapter: Adapter,
-    params: Params,
-    batch: Batch,
-    config: GemmaConfig,
-    options: AdapterOptions,
-    chunk: int,
-    *,
-    dropout_key: Array | None = None,
-    remat: bool = False,
-) -> Array:
-    """Mean cross-entropy over all supervised tokens of the batch, float32 scalar."""
+def gradients(
+    trained: Any, frozen: Params, batch: Batch, options: StepOptions, chunk: int, dropout_key: Array | None = None
+) -> tuple[LossSums, Array, Any]:
+    """Loss sums, number of supervised tokens and gradient of the mean loss of a step.
 
-    def group_sum(group: Batch, key: Array | None) -> Array:
-        rows = Rows(group.prefix, group.tokens, group.segments, group.positions)
-        _, out, _ = hidden_states(params, adapter, config, options, rows, dropout_key=key, remat=remat)
-        picked = out.reshape(-1, out.shape[-1])[group.slots]
-        return supervised_loss(
-            picked,
-            adapter.get("token_rows"),
-            params["embed_tokens"],
-            group.targets,
-            group.weights,
-            options.token_ids,
-            chunk,
-        )
+    Args:
+        trained: what is differentiated.
+        frozen: the rest of the weights.
+        batch: micro-batches on the leading axis, run one after the other; their sums add up, and the mean is taken
+            once over the supervised tokens of all of them.
+        options: static facts.
+        chunk: supervised positions whose logits are in memory at once.
+        dropout_key: key of the step, None without dropout.
+    """
+    total = jnp.maximum(jnp.sum(batch.weights), 1.0)
 
-    groups = batch.tokens.shape[0]
-    keys = None if dropout_key is None else jax.random.split(dropout_key, groups)
-    sums = jax.vmap(group_sum, in_axes=(0, None if keys is None else 0))(batch, keys)
-    return jnp.sum(sums) / jnp.maximum(jnp.sum(batch.weights), 1.0)
+    def one(micro: Batch, number: Array) -> tuple[LossSums, Any]:
+        key = None if dropout_key is None else jax.random.fold_in(dropout_key, number)
+
+        def mean(trained: Any) -> tuple[Array, LossSums]:
+            sums = batch_sums(trained, frozen, micro, options, chunk, key)
+            return sums.loss / total, sums
+
+        (_, sums), grads = jax.value_and_grad(mean, has_aux=True)(trained)
+        return sums, grads
+
+    count = batch.weights.shape[0]
+    if count == 1:
+        sums, grads = one(jax.tree.map(lambda x: x[0], batch), jnp.int32(0))
+        return sums, total, grads
+
+    def add(so_far: Any, xs: tuple[Batch, Array]) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, so_far, one(*xs)), None
+
+    nothing = (LossSums(*(jnp.zeros((), jnp.float32) for _ in LossSums._fields)), jax.tree.map(jnp.zeros_like, trained))
+    (sums, grads), _ = jax.lax.scan(add, nothing, (batch, jnp.arange(count)))
+    return sums, total, grads
 
 
 def make_step(
-    config: GemmaConfig,
-    options: AdapterOptions,
-    optimizer: Optimizer,
-    steps: int,
-    layout: Layout,
-    *,
-    remat: bool = False,
+    options: StepOptions, transform: optax.GradientTransformation, layout: Layout
 ) -> Callable[[TrainState, Params, Batch], tuple[TrainState, StepMetrics]]:
     """The step as a function to jit with the state donated."""
-    transform = make_optimizer(optimizer, steps)
-    schedule = learning_rate_schedule(optimizer, steps)
 
-    def step(state: TrainState, params: Params, batch: Batch) -> tuple[TrainState, StepMetrics]:
+    def step(state: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, StepMetrics]:
         key = None
-        if options.dropout > 0:
+        if options.adapter.dropout > 0:
             key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
-        loss, grads = jax.value_and_grad(batch_loss)(
-            state.adapter, params, batch, config, options, layout.chunk, dropout_key=key, remat=remat
-        )
-        updates, opt = transform.update(grads, state.opt, state.adapter)
-        adapter = optax.apply_updates(state.adapter, updates)
-        metrics = StepMetrics(loss, optax.tree.norm(grads), jnp.asarray(schedule(state.step), jnp.float32))
-        return TrainState(adapter, opt, state.step + 1, state.key), metrics
+        sums, total, grads = gradients(state.trained, frozen, batch, options, layout.chunk, key)
+        updates, opt = transform.update(grads, state.opt, state.trained)
+        trained = optax.apply_updates(state.trained, updates)
+        norms = {
+            jax.tree_util.keystr(path, simple=True, separator="/"): jnp.linalg.norm(leaf.ravel())
+            for path, leaf in jax.tree_util.tree_leaves_with_path(grads)
+        }
+        metrics = StepMetrics(sums.loss / total, optax.tree.norm(grads), sums.correct / total, norms)
+        return TrainState(trained, opt, state.step + 1, state.key), metrics
 
     return step
+
+
+def make_evaluation(options: StepOptions, layout: Layout) -> Callable[[Any, Params, Batch], tuple[Array, Array]]:
+    """A function from (trained, frozen, batch) to the sum of the cross-entropies and the number of tokens."""
+
+    def evaluate(trained: Adapter, frozen: Params, batch: Batch) -> tuple[Array, Array]:
+        nll = jnp.zeros((), jnp.float32)
+        for i in range(batch.weights.shape[0]):
+            micro = jax.tree.map(lambda x, i=i: x[i], batch)
+            nll += batch_sums(trained, frozen, micro, options, layout.chunk).nll
+        return nll, jnp.sum(batch.weights)
+
+    return evaluate

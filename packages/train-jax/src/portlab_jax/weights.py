@@ -1,6 +1,12 @@
-"""Frozen base weights: from safetensors to device arrays, one tensor at a time."""
+"""Base weights between safetensors and device arrays, one tensor at a time, never whole in host memory."""
 
+import logging
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,15 +15,90 @@ import numpy as np
 from portlab_jax.mesh import MeshPlan
 from portlab_jax.model import Params
 from portlab_spec.errors import UserError
-from portlab_spec.models import GemmaConfig, param_table
-from portlab_spec.safetensors_file import open_tensors
+from portlab_spec.models import GemmaConfig, Param, find_prefix, param_table
+from portlab_spec.safetensors_file import TensorView, open_tensors
+
+log = logging.getLogger(__name__)
 
 
-def load_params(folder: Path, config: GemmaConfig, dtype: jnp.dtype, mesh: MeshPlan) -> Params:
-    """Load the base of a model folder.
+@dataclass(frozen=True)
+class LoadReport:
+    """What became of the tensors of a model folder.
 
-    Per-layer tensors are stacked on axis 0 in a buffer of one parameter's size; the whole model is never held
-    twice in host memory.
+    Attributes:
+        prefix: what the text model's names start with.
+        mapped: tensors that were loaded.
+        unmapped: tensors that are no part of the text model, counted by the start of their name.
+        bytes: of the mapped tensors on disk.
+    """
+
+    prefix: str
+    mapped: int
+    unmapped: dict[str, int]
+    bytes: int
+
+    def describe(self) -> str:
+        """One line."""
+        rest = ", ".join(f"{count} {name}" for name, count in self.unmapped.items())
+        left = f"; left out: {rest}" if rest else ""
+        return f"{self.mapped} tensors of {self.prefix}* loaded, {self.bytes / 1e9:.2f} GB{left}"
+
+
+def survey(folder: Path, config: GemmaConfig) -> LoadReport:
+    """Check a folder's tensors against the configuration, by their headers alone.
+
+    Raises:
+        UserError: a tensor is missing or has another shape than the configuration says, or a tensor inside the text
+            model is not known.
+    """
+    return _survey(folder, config, open_tensors(folder))
+
+
+def _survey(folder: Path, config: GemmaConfig, tensors: Mapping[str, TensorView]) -> LoadReport:
+    prefix = find_prefix(tensors, str(folder))
+    wanted = {name: p.shape for p in param_table(config) for name in p.tensor_names(prefix)}
+    for name, shape in wanted.items():
+        if name not in tensors:
+            raise UserError(f"the tensor {name} is missing", where=str(folder), fix="Restore the model's safetensors")
+        if tensors[name].shape != shape:
+            raise UserError(
+                f"{name} has shape {tensors[name].shape}, config.json says {shape}",
+                where=str(folder),
+                fix="config.json and the safetensors must belong together",
+            )
+    unmapped: Counter[str] = Counter()
+    for name in tensors.keys() - wanted.keys():
+        if name.startswith(f"{prefix}layers."):
+            _check_redundant(name, prefix, config, folder)
+            unmapped["keys and values of layers that share them"] += 1
+        else:
+            unmapped[_part_of(name)] += 1
+    size = sum(math.prod(shape) * tensors[name].dtype.itemsize for name, shape in wanted.items())
+    return LoadReport(prefix, len(wanted), dict(sorted(unmapped.items())), size)
+
+
+def _check_redundant(name: str, prefix: str, config: GemmaConfig, folder: Path) -> None:
+    """Layers that share keys and values need none; some releases ship them all the same, others do not."""
+    layer, _, rest = name.removeprefix(f"{prefix}layers.").partition(".")
+    known = layer.isdigit() and int(layer) < config.num_hidden_layers
+    if not (known and config.layers[int(layer)].shares_kv and rest.split(".")[1] in ("k_proj", "v_proj", "k_norm")):
+        raise UserError(
+            f"the tensor {name} has no place in this model",
+            where=str(folder),
+            fix="config.json and the safetensors must belong together",
+        )
+
+
+def _part_of(name: str) -> str:
+    parts = name.removeprefix("model.").split(".")
+    return parts[0]
+
+
+def load_params(folder: Path, config: GemmaConfig, dtype: Any, mesh: MeshPlan) -> tuple[Params, LoadReport]:
+    """Load the base of a model folder straight into sharded device arrays.
+
+    Each device's part of a stack is read from the memory-mapped files into a buffer of that part's size: a layer's
+    tensor is touched only where a device of this process needs it.
 
     Args:
         folder: Hugging Face model folder.
@@ -26,33 +107,69 @@ def load_params(folder: Path, config: GemmaConfig, dtype: jnp.dtype, mesh: MeshP
         mesh: where the arrays go.
 
     Returns:
-        {"embed_tokens": (V, D), "norm": (D,), "layers": {table name: (L, ...)}}.
+        {"embed_tokens": (V, D), "norm": (D,), ..., "layers": {stack: {name: (n, ...)}}}, and a report.
 
     Raises:
-        UserError: a tensor is missing or has another shape than the configuration says.
+        UserError: as `survey`.
     """
     tensors = open_tensors(folder)
+    report = _survey(folder, config, tensors)
+
+    def read(param: Param, index: tuple[slice, ...]) -> np.ndarray:
+        views = [tensors[name] for name in param.tensor_names(report.prefix)]
+        if not param.stack:
+            return np.array(views[0].numpy()[index], dtype)
+        layers = range(param.count)[index[0]]
+        part = [len(range(size)[s]) for size, s in zip(param.shape, index[1:], strict=True)]
+        buffer = np.empty((len(layers), *part), dtype)
+        for row, i in enumerate(layers):
+            buffer[row] = views[i].numpy()[index[1:]]
+        return buffer
+
     params: Params = {"layers": {}}
-
-    def read(name: str, shape: tuple[int, ...]) -> np.ndarray:
-        if name not in tensors:
-            raise UserError(f"the tensor {name} is missing", where=str(folder), fix="Restore the model's safetensors")
-        array = tensors[name].numpy()
-        if array.shape != shape:
-            raise UserError(
-                f"{name} has shape {array.shape}, config.json says {shape}",
-                where=str(folder),
-                fix="config.json and the safetensors must belong together",
-            )
-        return array
-
     for param in param_table(config):
-        if param.per_layer:
-            buffer = np.empty((config.num_hidden_layers, *param.shape), dtype)
-            for i in range(config.num_hidden_layers):
-                buffer[i] = read(param.hf.format(i=i), param.shape)
-            params["layers"][param.name] = mesh.put(buffer, (None, *param.axes), param.name)
-        else:
-            # A device array may alias the host buffer, so it gets one of its own.
-            params[param.name] = mesh.put(read(param.hf, param.shape).astype(dtype), param.axes, param.name)
-    return jax.block_until_ready(params)
+        lead = 1 if param.stack else 0
+        shape = (param.count, *param.shape) if param.stack else param.shape
+        sharding = mesh.sharding(param.dims, lead=lead)
+        array = jax.make_array_from_callback(shape, sharding, lambda index, p=param: read(p, index))
+        place = params["layers"].setdefault(param.stack, {}) if param.stack else params
+        # One parameter at a time: the next buffer is allocated when this one has gone.
+        place[param.name] = jax.block_until_ready(array)
+    return params, report
+
+
+def abstract_params(config: GemmaConfig, dtype: Any, mesh: MeshPlan) -> Params:
+    """Shapes, types and shardings of the base, for compiling without weights."""
+    params: Params = {"layers": {}}
+    for param in param_table(config):
+        shape = (param.count, *param.shape) if param.stack else param.shape
+        sharding = mesh.sharding(param.dims, lead=1 if param.stack else 0)
+        place = params["layers"].setdefault(param.stack, {}) if param.stack else params
+        place[param.name] = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+    return params
+
+
+def random_params(config: GemmaConfig, dtype: Any, mesh: MeshPlan, key: jax.Array) -> Params:
+    """Random weights of a model, drawn on the devices: for benchmarks and compile checks without a download."""
+    params = abstract_params(config, dtype, mesh)
+    inits = {p.key: p for p in param_table(config)}
+
+    def draw(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        name = ".".join(str(k.key) for k in path).removeprefix("layers.")
+        param = inits[name]
+        if param.init == "one" or (param.init == "norm" and config.norm_offset == 0):
+            make = jax.jit(lambda: jnp.ones(leaf.shape, leaf.dtype), out_shardings=leaf.sharding)
+            return make()
+        if param.init == "norm":
+            return jax.jit(lambda: jnp.zeros(leaf.shape, leaf.dtype), out_shardings=leaf.sharding)()
+        scale = 0.02 if len(param.shape) < 2 else param.shape[-1] ** -0.5
+        number = list(inits).index(name)
+        sample = jax.jit(
+            lambda: (jax.random.normal(jax.random.fold_in(key, number), leaf.shape, jnp.float32) * scale).astype(
+                leaf.dtype
+            ),
+            out_shardings=leaf.sharding,
+        )
+        return sample()
+
+    return jax.tree_util.tree_map_with_path(draw, params)
