@@ -1,11 +1,16 @@
 """Attention over packed rows, against attention written out with a (T, T) mask."""
 
+import os
+import re
+import subprocess
+import sys
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from portlab_jax.attention import attend, blockwise
 
@@ -69,9 +74,6 @@ def random_tree(generator, tokens):
 ALL_ROWS = [row for case in CASES.values() for row in case]
 for generator in map(np.random.default_rng, range(6)):
     ALL_ROWS.append([random_tree(generator, T // 2), random_tree(generator, T // 2)])
-    [random_tree(np.random.default_rng(seed), T // 2), random_tree(np.random.default_rng(seed), T // 2)]
-    for seed in range(6)
-]
 
 
 def visible(ends, positions, window=None):
@@ -188,3 +190,44 @@ def test_memory_does_not_grow_with_the_square_of_the_row():
         return both.lower(*qkv).compile().memory_analysis().temp_size_in_bytes
 
     assert temporaries(2048) < 2.5 * temporaries(1024)
+
+
+MESHES = {
+    "groups and heads": ((2, 2, 2), 4, 2),
+    "one key/value head, groups only": ((4, 2, 1), 4, 1),
+    "heads only": ((1, 1, 8), 8, 8),
+    "heads that do not divide": ((2, 2, 2), 3, 1),
+}
+
+
+@pytest.mark.skipif(jax.device_count() < 8, reason="run by test_on_a_mesh in a process with 8 virtual devices")
+@pytest.mark.parametrize("case", MESHES)
+def test_mesh_keeps_the_sharding_and_communicates_nothing(case):
+    sizes, heads, kv_heads = MESHES[case]
+    rows, blocks = packed(ALL_ROWS[:4], 12, groups=sizes[0] * sizes[1])
+    qkv, d_out = tensors(rows, kv_heads=kv_heads, heads=heads)
+    _, expected = both(rows, blocks, qkv, d_out, 12)
+
+    def run(q, k, v, d_out, rows, blocks):
+        return value_and_gradients(lambda *x: attend(*x, rows, blocks, window=12, scale=SCALE), (q, k, v), d_out)
+
+    mesh = jax.make_mesh(sizes, ("data", "fsdp", "tp"), axis_types=(AxisType.Explicit,) * 3)
+    divide = kv_heads % sizes[2] == 0
+    by_head = PartitionSpec(("data", "fsdp"), None, None, "tp" if divide else None, None)
+    with jax.set_mesh(mesh):
+        tensors_on_mesh = jax.device_put((*qkv, d_out), NamedSharding(mesh, by_head))
+        rows_on_mesh = jax.device_put((rows, blocks), NamedSharding(mesh, PartitionSpec(("data", "fsdp"))))
+        compiled = jax.jit(run).lower(*tensors_on_mesh, *rows_on_mesh).compile()
+        found = compiled(*tensors_on_mesh, *rows_on_mesh)
+    assert [x.sharding.spec for x in found] == [by_head] * 4
+    collectives = re.findall(r"(all-\w+|collective-permute|reduce-scatter)\(", compiled.as_text())
+    assert collectives == [] or not divide
+    assert_equal(found, expected, rows)
+
+
+def test_on_a_mesh():
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", "-k", "test_mesh", __file__]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert f"{len(MESHES)} passed" in done.stdout
