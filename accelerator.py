@@ -49,9 +49,10 @@ class Choice(NamedTuple):
         if self.build == "cpu":
             wanted = {"JAX_PLATFORMS": "cpu"}
         else:
-            cache = Path(env.get("XDG_CACHE_HOME") or Path(env.get("HOME", "~")).expanduser() / ".cache")
+            caches = env.get("XDG_CACHE_HOME") or Path(env.get("HOME", "~")).expanduser() / ".cache"
+            cache = Path(env.get("PORTLAB_CACHE") or Path(caches, "portlab"))
             platform = self.build.rstrip("0123456789")
-            wanted = {"JAX_PLATFORMS": f"{platform},cpu", "JAX_COMPILATION_CACHE_DIR": str(cache / "portlab" / "jax")}
+            wanted = {"JAX_PLATFORMS": f"{platform},cpu", "JAX_COMPILATION_CACHE_DIR": str(cache / "jax")}
         return {name: value for name, value in wanted.items() if name not in env}
 
     def __str__(self) -> str:

@@ -147,6 +147,17 @@ def test_jax_is_told_its_platform_and_where_to_keep_compiled_programs(build, var
     assert accelerator.Choice(build, "").variables({"HOME": "/home/u"}) == variables
 
 
+@pytest.mark.parametrize(
+    ("env", "folder"),
+    [
+        ({"HOME": "/home/u", "XDG_CACHE_HOME": "/scratch"}, "/scratch/portlab/jax"),
+        ({"HOME": "/home/u", "XDG_CACHE_HOME": "/scratch", "PORTLAB_CACHE": "/models"}, "/models/jax"),
+    ],
+)
+def test_compiled_programs_lie_beside_the_models(env, folder):
+    assert accelerator.Choice("tpu", "").variables(env)["JAX_COMPILATION_CACHE_DIR"] == folder
+
+
 def test_what_the_user_has_set_for_jax_stays():
     env = {"HOME": "/home/u", "JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": "/cache"}
     assert accelerator.Choice("cuda13", "").variables(env) == {}
