@@ -1,0 +1,174 @@
+"""What every checkpoint says about the run that wrote it: the contract with merge-ckpt, and with a later process.
+
+Orbax stores it as `custom_metadata` of the step; `FORMATS` names its version. `portlab_merge.contract` is the other
+side of it, which has neither JAX nor the model's code: hence names, numbers and digests alone.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from portlab_spec.assets import ModelFolder
+from portlab_spec.errors import UserError
+from portlab_spec.files import sha256_file
+from portlab_spec.models import config_sha256
+from portlab_spec.recipe import Recipe
+from portlab_spec.report import versions
+from portlab_spec.safetensors_file import model_files
+
+FORMATS = {"lora": "portlab-lora/1", "full": "portlab-full/1"}  # by method; merge-ckpt reads the first
+
+
+def run_metadata(
+    recipe: Recipe,
+    model: ModelFolder,
+    family: str,
+    leaves: Sequence[tuple[str, Sequence[str]]],
+    *,
+    token_rows: tuple[str, Sequence[int]] | None = None,
+    data_digest: str | None = None,
+) -> dict[str, Any]:
+    """The part of the metadata that is the same for every save of a run. Hashes the base's files.
+
+    Args:
+        recipe: the run.
+        model: its base.
+        family: the base's family, as its config names it.
+        leaves: key of each adapter leaf, and the modules stacked on its first axis, in order.
+        token_rows: the embedding of which rows are trained, by its name in the base's files, and their ids.
+        data_digest: names the training rows and their order, if the caller can tell.
+    """
+    lora = recipe.lora
+    modules = [module for _, names in leaves for module in names]
+    return {
+        "format": FORMATS[recipe.method],
+        "method": recipe.method,
+        "lora": {
+            "rank": lora.rank,
+            "alpha": lora.alpha,
+            "use_rslora": lora.use_rslora,
+            "scaling": lora.scaling,
+            "dropout": lora.dropout,
+            "targets": list(dict.fromkeys(module.rpartition(".")[2] for module in modules)),
+            "rank_pattern": dict(lora.rank_pattern),
+            "alpha_pattern": dict(lora.alpha_pattern),
+            "leaves": [{"target": key, "modules": list(names)} for key, names in leaves],
+            "token_rows": {"parameter": token_rows[0], "ids": list(token_rows[1])} if token_rows else None,
+        },
+        "optimizer": recipe.optimizer.name,
+        "base": {
+            "id": model.id,
+            "revision": model.revision,
+            "path": str(model.path),
+            "files_sha256": {f.name: sha256_file(f) for f in model_files(model.path)},
+        },
+        "model": {"family": family, "config_sha256": config_sha256(model.path)},
+        "data_sha256": data_digest,
+        "recipe": recipe.model_dump(mode="json"),
+        "versions": versions("jax", "jaxlib", "optax", "orbax-checkpoint", "numpy", "portlab-train-jax"),
+    }
+
+
+def require_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], where: str) -> None:
+    """Refuse to go on from a checkpoint of another base, adapter, optimiser or data.
+
+    Args:
+        saved: metadata of the checkpoint.
+        now: metadata of this run.
+        where: the checkpoint, for the message.
+
+    Raises:
+        UserError: names what differs.
+    """
+    if saved.get("format") not in FORMATS.values():
+        raise UserError(
+            f"the checkpoint's format is {saved.get('format')!r}, which train-jax does not know",
+            where=where,
+            fix="Choose another --out; train-jax goes on from its own checkpoints only",
+        )
+    if differences := [line for name, compare in _COMPARISONS if (line := compare(saved.get(name), now.get(name)))]:
+        raise UserError(
+            f"the checkpoint belongs to another run: {'; '.join(differences)}",
+            where=where,
+            fix="Choose another --out, or give this run what that one had",
+        )
+
+
+def _compare_base(saved: Any, now: Any) -> str:
+    saved, now = (dict((side or {}).get("files_sha256", {})) for side in (saved, now))
+    changed = sorted(name for name in saved.keys() | now.keys() if saved.get(name) != now.get(name))
+    return f"its base differs ({', '.join(changed)})" if changed else ""
+
+
+def _compare_model(saved: Any, now: Any) -> str:
+    same = (saved or {}).get("config_sha256") == (now or {}).get("config_sha256")
+    return "" if same else "its base differs (config.json)"
+
+
+def _compare_lora(saved: Any, now: Any) -> str:
+    saved, now = saved or {}, now or {}
+    for key in ("rank", "alpha", "use_rslora", "rank_pattern", "alpha_pattern"):
+        if saved.get(key) != now.get(key):
+            return f"its adapter differs (lora.{key} {saved.get(key)}, now {now.get(key)})"
+    theirs, ours = (set(side.get("targets", ())) for side in (saved, now))
+    if theirs != ours:
+        return f"its adapter differs (it has {_names(theirs - ours)}, this run has {_names(ours - theirs)})"
+    if saved.get("leaves") != now.get("leaves"):
+        return "its adapter differs (other layers of the same modules)"
+    return "" if saved.get("token_rows") == now.get("token_rows") else "its adapter differs (other token rows)"
+
+
+def _compare_value(what: str) -> Any:
+    def compare(saved: Any, now: Any) -> str:
+        known = saved is not None and now is not None
+        return f"its {what} is {saved}, now {now}" if known and saved != now else ""
+
+    return compare
+
+
+def _compare_data(saved: Any, now: Any) -> str:
+    known = saved is not None and now is not None
+    return "its training rows or their order differ" if known and saved != now else ""
+
+
+_COMPARISONS = (
+    ("method", _compare_value("method")),
+    ("base", _compare_base),
+    ("model", _compare_model),
+    ("lora", _compare_lora),
+    ("optimizer", _compare_value("optimiser")),
+    ("data_sha256", _compare_data),
+)
+
+
+def _names(names: set[str]) -> str:
+    return ", ".join(sorted(names)) or "nothing else"
+
+
+def leaf_digests(tree: Any) -> dict[str, str]:
+    """sha256 of each leaf's C-order bytes in its own dtype, little-endian, by slash-joined path.
+
+    On several processes, all of them have to call it: leaves that are spread over them are gathered.
+    """
+    paths = jax.tree.leaves_with_path(tree)
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+    arrays = (_on_host(leaf) for _, leaf in paths)
+    with ThreadPoolExecutor() as pool:  # hashing releases the interpreter's lock
+        return dict(zip(names, pool.map(_sha256, arrays), strict=True))
+
+
+def _sha256(array: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+def _on_host(leaf: Any) -> np.ndarray:
+    if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+        return np.asarray(leaf)
+    if leaf.is_fully_replicated:
+        return np.asarray(leaf.addressable_data(0))
+    return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
