@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from portlab_jax.attention import attend, blockwise
+from portlab_jax.attention import attend, blockwise, cudnn, splash
 
 T, BLOCK, HEADS, SIZE, SCALE = 32, 8, 4, 16, 0.3
 
@@ -122,16 +123,23 @@ def value_and_gradients(attention, qkv, d_out):
     return out, *pullback(d_out)
 
 
-def both(rows, blocks, qkv, d_out, window):
-    """Output and gradients of `attend`, and those of the mask written out."""
+def against_written_out(attention, rows, qkv, d_out, window):
+    """Output and gradients of an attention, and those of the mask written out."""
 
     def run(*qkv):
         return (
-            value_and_gradients(lambda *x: attend(*x, rows, blocks, window=window, scale=SCALE), qkv, d_out),
+            value_and_gradients(attention, qkv, d_out),
             value_and_gradients(lambda *x: written_out(*x, rows, window, SCALE), qkv, d_out),
         )
 
     return jax.jit(run)(*qkv)
+
+
+def both(rows, blocks, qkv, d_out, window, implementation="xla"):
+    def attention(q, k, v):
+        return attend(q, k, v, rows, blocks, window=window, scale=SCALE, implementation=implementation)
+
+    return against_written_out(attention, rows, qkv, d_out, window)
 
 
 def assert_equal(found, expected, rows, rtol=1e-5):
@@ -192,6 +200,44 @@ def test_memory_does_not_grow_with_the_square_of_the_row():
     assert temporaries(2048) < 2.5 * temporaries(1024)
 
 
+# Splash works on blocks of 128 tokens, so that its cases are longer: segments, one row, padding; then trees.
+PLAIN = [[leaf(100), leaf(1), leaf(140)], [leaf(256)], [leaf(130)]]
+TREES = [[(100, [leaf(50), (20, [leaf(10), leaf(30)])])], [(3, [leaf(200), leaf(9)])], [leaf(128), leaf(128)]]
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """Run Pallas kernels for TPU in their interpreter."""
+    interpreted = partial(splash.kernels.make_splash_mha, interpret=True)
+    monkeypatch.setattr(splash.kernels, "make_splash_mha", interpreted)
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize(("window", "kv_heads", "size"), [(None, 1, 256), (40, 2, 512), (300, 4, 128)])
+@pytest.mark.parametrize(("implementation", "case"), [("splash", PLAIN), ("splash_tree", TREES)])
+def test_splash_agrees(implementation, case, window, kv_heads, size):
+    rows, blocks = packed(case, window, block=128, length=256)
+    qkv, d_out = tensors(rows, kv_heads=kv_heads, size=size)
+    assert_equal(*both(rows, blocks, qkv, d_out, window, implementation), rows)
+
+
+@pytest.mark.parametrize("window", [None, 3, 12, 64])
+@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize(
+    ("arguments", "case"),
+    [(cudnn.segment_arguments, [[leaf(32)], [leaf(21)], [leaf(1)]]), (cudnn.mask_arguments, ALL_ROWS)],
+)
+def test_what_cudnn_is_told_means_the_same(arguments, case, kv_heads, window):
+    rows, _ = packed(case, window)
+    qkv, d_out = tensors(rows, kv_heads=kv_heads)
+
+    def as_told(q, k, v):
+        how = arguments(blockwise.Visible(rows.ends[0], rows.positions[0], None), window)
+        return jax.nn.dot_product_attention(q[0], k[0], v[0], scale=SCALE, implementation="xla", **how)[None]
+
+    assert_equal(*against_written_out(as_told, rows, qkv, d_out, window), rows)
+
+
 MESHES = {
     "groups and heads": ((2, 2, 2), 4, 2),
     "one key/value head, groups only": ((4, 2, 1), 4, 1),
@@ -227,7 +273,9 @@ def test_mesh_keeps_the_sharding_and_communicates_nothing(case):
 
 def test_on_a_mesh():
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", "-k", "test_mesh", __file__]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    pytest_alone = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", "--noconftest"]
+    done = subprocess.run(
+        [*pytest_alone, "-k", "test_mesh", __file__], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout
     assert f"{len(MESHES)} passed" in done.stdout

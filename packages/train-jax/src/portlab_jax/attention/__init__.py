@@ -2,5 +2,6 @@
 
 from portlab_jax.attention.attend import attend
 from portlab_jax.attention.blockwise import RESIDUALS
+from portlab_jax.attention.choice import Choice, choose
 
-__all__ = ["RESIDUALS", "attend"]
+__all__ = ["RESIDUALS", "Choice", "attend", "choose"]

@@ -1,10 +1,13 @@
 """The one entry to attention, on one device or on a mesh."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
 
 from portlab_jax.attention.blockwise import ACCELERATOR_STEP_BYTES, STEP_BYTES, Visible, block_sparse
+from portlab_jax.attention.cudnn import cudnn_mask, cudnn_segment
+from portlab_jax.attention.splash import splash_plain, splash_tree
 from portlab_jax.mesh import axis_size, partition, shard
 
 
@@ -52,7 +55,7 @@ def attend(
         implementation: as `choose` names it.
 
     Returns:
-        (G, R, T, H, d) in the dtype and sharding of q; zeros at padding.
+        (G, R, T, H, d) in the dtype and sharding of q; at padding something finite.
     """
     table = blocks.full if window is None else blocks.sliding
     run = IMPLEMENTATIONS[implementation]
@@ -74,8 +77,16 @@ def attend(
 
 
 def _xla(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, *, window: int | None, scale: float) -> jax.Array:
-    step_bytes = STEP_BYTES.get(jax.default_backend(), ACCELERATOR_STEP_BYTES)
+    # The mesh knows the device that is compiled for, which need not be one that is here.
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    step_bytes = STEP_BYTES.get(device.platform if device else jax.default_backend(), ACCELERATOR_STEP_BYTES)
     return block_sparse(q, k, v, visible, window=window, scale=scale, step_bytes=step_bytes)
 
 
-IMPLEMENTATIONS = {"xla": _xla}
+IMPLEMENTATIONS: dict[str, Callable[..., jax.Array]] = {
+    "xla": _xla,
+    "splash": splash_plain,
+    "splash_tree": splash_tree,
+    "cudnn": cudnn_segment,
+    "cudnn_mask": cudnn_mask,
+}
