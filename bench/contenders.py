@@ -64,6 +64,7 @@ def summary(measured: dict[str, Any], job: Job, started: float) -> dict[str, Any
     seconds, batch = measured["step_seconds"], job.batches[-1]
     step = statistics.median(seconds[1:] or seconds)
     return {
+        "steps_per_second": 1 / step,
         "examples_per_second": len(batch) / step,
         "tokens_per_second": sum(len(row.ids) for row in batch) / step,
         "seconds_to_first_step": measured.pop("first_step_at") - started,
@@ -89,13 +90,14 @@ def require_equal_losses(figures: Mapping[str, Mapping[str, Any]], dtype: str) -
 
 def print_table(figures: Mapping[str, Mapping[str, Any]]) -> None:
     """Markdown, one line a contender."""
-    print("| contender | examples/s | tokens/s | step, s | to first step, s | peak memory, GiB | last loss |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
+    print("| contender | examples/s | tokens/s | step, s | to first step, s | peak memory, GiB | last loss | MFU |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
     for name, f in figures.items():
-        step = statistics.median(f["step_seconds"][1:] or f["step_seconds"])
+        utilisation = f"{f['model_flops_utilisation']:.1%}" if "model_flops_utilisation" in f else ""
         print(
-            f"| {name} | {f['examples_per_second']:.2f} | {f['tokens_per_second']:.0f} | {step:.2f} "
-            f"| {f['seconds_to_first_step']:.1f} | {f['peak_memory_bytes'] / 2**30:.2f} | {f['losses'][-1]:.5f} |"
+            f"| {name} | {f['examples_per_second']:.2f} | {f['tokens_per_second']:.0f} "
+            f"| {1 / f['steps_per_second']:.3f} | {f['seconds_to_first_step']:.1f} | {f['peak_memory_bytes'] / 2**30:.2f} | {f['losses'][-1]:.5f} "
+            f"| {utilisation} |"
         )
 
 

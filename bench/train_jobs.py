@@ -91,9 +91,9 @@ def adapter_values(config: GemmaConfig, lora: Lora) -> dict[str, np.ndarray]:
 
 
 def gemma3_shape(
-    layers: int, hidden: int, mlp: int, *, heads: int = 4, head_dim: int = 256, vocab: int = 262_144
-) -> dict:
-    """A Gemma 3 text configuration as transformers writes it: four heads on one key-value head, every sixth layer full."""
+    layers: int, hidden: int, mlp: int, *, head_dim: int = 256, vocab: int = 262_144, window: int = 512
+) -> dict[str, Any]:
+    """A Gemma 3 text configuration as transformers writes it: four heads, one of keys, every sixth layer full."""
     return {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",

@@ -36,7 +36,7 @@ class Settings:
         dtype: float32 or bfloat16, of the frozen weights.
         rank, alpha, targets: LoRA in PEFT's terms.
         learning_rate, b1, b2, eps, weight_decay, clip_norm: AdamW, constant rate, gradients clipped to a global norm.
-        micro_batch: rows that a contender without our packing computes at a time.
+        micro_batch: rows that a contender computes at a time, by its name.
     """
 
     model: str
@@ -51,7 +51,7 @@ class Settings:
     eps: float
     weight_decay: float
     clip_norm: float
-    micro_batch: int
+    micro_batch: dict[str, int]
 
 
 class Job(NamedTuple):

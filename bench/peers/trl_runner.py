@@ -5,7 +5,8 @@
 What TRL is allowed: its own trainer, fused LM head and collator, rows that are already tokens, no gradient
 checkpointing (it would be slower), the same micro-batches as the others, and on a CPU padding-free micro-batches:
 the rows of one are laid end to end, which transformers' masks for PyTorch's attention keep apart. The loss shows that
-they do. Packing of whole data sets would save no more than that and would change which rows form a step.
+they do. Packing of whole data sets would save no more than that and would change which rows form a step. On a GPU its
+head scores the supervised positions alone, on a CPU all of them; that is its own choice.
 """
 
 import sys
@@ -53,17 +54,17 @@ def dataset(job: Job) -> Dataset:
 
 def arguments(settings: Settings, batch_size: int, steps: int, folder: str) -> SFTConfig:
     """TRL's settings for one run."""
-    cpu = settings.device == "cpu"
+    cpu, rows = settings.device == "cpu", settings.micro_batch["trl"]
     return SFTConfig(
         output_dir=folder,
         max_steps=steps,
-        per_device_train_batch_size=settings.micro_batch,
-        gradient_accumulation_steps=batch_size // settings.micro_batch,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=batch_size // rows,
         train_sampling_strategy="sequential",
         dataset_kwargs={"skip_prepare_dataset": True},
         max_length=None,
         # With a GPU all rows have one length, and a mask would only keep PyTorch from its fastest kernel.
-        padding_free=cpu and settings.micro_batch > 1,
+        padding_free=cpu and rows > 1,
         learning_rate=settings.learning_rate,
         lr_scheduler_type="constant",
         warmup_steps=0,

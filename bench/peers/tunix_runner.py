@@ -88,7 +88,7 @@ def adapted_model(job: Job, mesh: jax.sharding.Mesh) -> nnx.Module:
 
 def micro_batches(job: Job) -> Iterator[Batch]:
     """All micro-batches of all steps, every row padded to the longest of the run."""
-    size, length = job.settings.micro_batch, job.longest
+    size, length = job.settings.micro_batch["tunix"], job.longest
     for batch in job.batches:
         total = sum(sum(row.loss) for row in batch)
         for start in range(0, len(batch), size):
@@ -140,7 +140,7 @@ def main(folder: Path) -> None:
     """Train and leave tunix.json in the folder."""
     job = read_job(folder)
     settings = job.settings
-    accumulate = len(job.batches[0]) // settings.micro_batch
+    accumulate = len(job.batches[0]) // settings.micro_batch["tunix"]
     mesh = jax.make_mesh((1, 1), ("fsdp", "tp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     measured = Measured()
     adamw = optax.adamw(
