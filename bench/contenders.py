@@ -93,12 +93,17 @@ def print_table(figures: Mapping[str, Mapping[str, Any]]) -> None:
     print("| contender | examples/s | tokens/s | step, s | to first step, s | peak memory, GiB | last loss | MFU |")
     print("|---|---:|---:|---:|---:|---:|---:|---:|")
     for name, f in figures.items():
-        utilisation = f"{f['model_flops_utilisation']:.1%}" if "model_flops_utilisation" in f else ""
-        print(
-            f"| {name} | {f['examples_per_second']:.2f} | {f['tokens_per_second']:.0f} "
-            f"| {1 / f['steps_per_second']:.3f} | {f['seconds_to_first_step']:.1f} | {f['peak_memory_bytes'] / 2**30:.2f} | {f['losses'][-1]:.5f} "
-            f"| {utilisation} |"
-        )
+        cells = [
+            name,
+            f"{f['examples_per_second']:.2f}",
+            f"{f['tokens_per_second']:.0f}",
+            f"{1 / f['steps_per_second']:.3f}",
+            f"{f['seconds_to_first_step']:.1f}",
+            f"{f['peak_memory_bytes'] / 2**30:.2f}",
+            f"{f['losses'][-1]:.5f}",
+            f"{f['model_flops_utilisation']:.1%}" if "model_flops_utilisation" in f else "",
+        ]
+        print("| " + " | ".join(cells) + " |")
 
 
 def ratios(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
