@@ -1,0 +1,114 @@
+"""How many floating-point operations a training step needs, and how many a device can do.
+
+Model FLOPs: what the mathematics asks for, whatever the implementation computes besides (padding, recomputed layers,
+masked blocks). A matrix product of T tokens with N weights takes 2 N T; its backward pass as much again for the
+gradient of the input, and as much again for the gradient of the weights, which frozen weights do not need:
+
+    LoRA step    4 N T + 6 n T + 12 A + 4 H S
+    full step    6 N T         + 12 A + 6 H S
+
+    N  weights of the linear layers that a token meets: of experts, the active ones only
+    n  weights of the adapters that a token meets
+    T  tokens that pass the layers, padding excluded; what several rows start with counts once if it is computed once
+    A  visible (query, key) pairs x heads x head size, summed over the layers: scores and their product with the
+       values are 2 FLOPs each per pair and dimension, forward once and backward twice
+    H  vocabulary x hidden size
+    S  supervised slots, the only ones with logits
+
+Left out, all far below 1 %: norms, RoPE, softmax, activation functions, gradients of single embedding rows, the
+optimiser; and the first layer's input gradient, which nobody needs, is counted.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+# FLOP/s of one JAX device, dense bfloat16. NVIDIA: data sheets of H100 (SXM column), H200 (SXM), A100 and L4, halved
+# where they state sparsity. TPU: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}, read 2026-11; these are per
+# chip, and a chip is one device, but for TPU7x, which has two.
+PEAKS = {
+    r"NVIDIA H100 80GB HBM3": 989e12,
+    r"NVIDIA H200": 989e12,
+    r"NVIDIA A100-(SXM4|PCIE)-(40|80)GB|NVIDIA A100 80GB PCIe": 312e12,
+    r"NVIDIA L4": 121e12,
+    r"TPU v4": 275e12,
+    r"TPU v5 lite|TPU v5e": 197e12,
+    r"TPU v5|TPU v5p": 459e12,
+    r"TPU v6 lite|TPU v6e": 918e12,
+    r"TPU7x": 2307e12 / 2,
+}
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """Weights that one token meets.
+
+    Attributes:
+        linears: N, of the linear layers.
+        adapters: n, of LoRA's matrices.
+        head: H, vocabulary x hidden size.
+    """
+
+    linears: int
+    adapters: int
+    head: int
+
+
+@dataclass(frozen=True)
+class StepSize:
+    """What one step computes, summed over its micro-batches.
+
+    Attributes:
+        tokens: T.
+        attention: A, of `attention_size`.
+        slots: S.
+    """
+
+    tokens: int
+    attention: int
+    slots: int
+
+
+def step_flops(model: ModelSize, step: StepSize, *, method: str = "lora") -> int:
+    """FLOPs of one optimiser step over all devices, by the formula above.
+
+    Args:
+        model: weights that a token meets.
+        step: tokens, pairs and slots.
+        method: "lora", or "full" if the weights get gradients.
+    """
+    trained = method == "full"
+    products = 6 if trained else 4
+    adapters = 0 if trained else 6 * model.adapters
+    layers = (products * model.linears + adapters) * step.tokens
+    return layers + 12 * step.attention + products * model.head * step.slots
+
+
+def attention_size(layers: Iterable[tuple[int, int, int]]) -> int:
+    """A of the formula, from (visible pairs, query heads, head size) of every layer."""
+    return sum(pairs * heads * head_dim for pairs, heads, head_dim in layers)
+
+
+def visible_pairs(positions: np.ndarray, held: np.ndarray, window: int | None) -> int:
+    """Pairs of a query and a key that it sees: a token sees itself and what precedes it in its own row.
+
+    Args:
+        positions: depth of each token in its row, any shape, integer.
+        held: bool of the same shape; false for padding.
+        window: how many keys a sliding layer sees at most; None for a full one.
+    """
+    seen = positions[held].astype(np.int64) + 1
+    return int(np.sum(seen if window is None else np.minimum(seen, window)))
+
+
+def peak_flops(device_kind: str) -> float | None:
+    """Peak dense bfloat16 FLOP/s of a device by the name that JAX gives it; None for one that is not in the table."""
+    return next((peak for kind, peak in PEAKS.items() if re.fullmatch(kind, device_kind)), None)
+
+
+def mfu(flops: float, seconds: float, devices: int, device_kind: str) -> float | None:
+    """Model FLOPs utilisation (arXiv 2204.02311, appendix B): share of the devices' peak; None if unknown."""
+    peak = peak_flops(device_kind)
+    return None if peak is None or not seconds else flops / seconds / (devices * peak)
