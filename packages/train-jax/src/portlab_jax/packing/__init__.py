@@ -1,0 +1,12 @@
+"""From rows of tokens to batches of few static shapes.
+
+The rows of a step are dealt to micro-batches and groups; those of one part form radix tries (`trie`), what they start
+with in common is held once, and the tries are packed into rows (`dealing`, `batch`). The shapes are planned over the
+whole run, so that the step compiles once for each (`planning`). No JAX here.
+"""
+
+from portlab_jax.packing.batch import Batch, Blocks, Layout, Packing, Rows, pack_batch
+from portlab_jax.packing.order import BatchOrder, batch_order
+from portlab_jax.packing.planning import Plan, plan
+
+__all__ = ["Batch", "BatchOrder", "Blocks", "Layout", "Packing", "Plan", "Rows", "batch_order", "pack_batch", "plan"]
