@@ -139,6 +139,8 @@ def test_a_digest_is_of_the_bytes():
 
     array = np.arange(6, dtype="<f4").reshape(2, 3)
     assert leaf_digests({"x": jnp.array(array)}) == {"x": hashlib.sha256(array.tobytes()).hexdigest()}
+    assert leaf_digests({"n": jnp.int32(258)}) == {"n": hashlib.sha256(b"\2\1\0\0").hexdigest()}
+    assert leaf_digests({"h": jnp.ones(1, jnp.bfloat16)}) == {"h": hashlib.sha256(b"\x80\x3f").hexdigest()}
 
 
 def other_lora(base, leaves=LEAVES, **fields):

@@ -163,7 +163,7 @@ def leaf_digests(tree: Any) -> dict[str, str]:
 
 
 def _sha256(array: np.ndarray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+    return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8)).hexdigest()
 
 
 def _on_host(leaf: Any) -> np.ndarray:
