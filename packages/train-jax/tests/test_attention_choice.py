@@ -24,7 +24,7 @@ TREE = {"plain": False, "one_segment": False}
         (TPU, PLAIN, 80, "xla"),
         (TPU | {"row_length": 1248}, PLAIN, 256, "xla"),
         (TPU | {"row_length": 32768}, PLAIN, 256, "splash"),
-        (TPU | {"row_length": 32768}, TREE, 256, "xla"),
+        (TPU | {"row_length": 8192}, TREE, 256, "xla"),
         (HOPPER, SEGMENT, 256, "cudnn"),
         (HOPPER, PLAIN, 256, "cudnn_mask"),
         (HOPPER, TREE, 256, "cudnn_mask"),

@@ -1,7 +1,7 @@
 """The one entry to attention, on one device or on a mesh."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import jax
 
@@ -10,31 +10,16 @@ from portlab_jax.attention.cudnn import cudnn_mask, cudnn_segment
 from portlab_jax.attention.splash import splash_plain, splash_tree
 from portlab_jax.mesh import axis_size, partition, shard
 
-
-class Rows(Protocol):
-    """What attention reads of packed rows, int32 (G, R, T)."""
-
-    @property
-    def positions(self) -> Any: ...
-    @property
-    def ends(self) -> Any: ...
-
-
-class Blocks(Protocol):
-    """The visible key blocks of each query block, int32 (G, R, Q, W), -1 = unused."""
-
-    @property
-    def full(self) -> Any: ...
-    @property
-    def sliding(self) -> Any: ...
+if TYPE_CHECKING:
+    from portlab_jax.packing import Blocks, Rows
 
 
 def attend(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
-    rows: Rows,
-    blocks: Blocks,
+    rows: "Rows",
+    blocks: "Blocks",
     *,
     window: int | None,
     scale: float,

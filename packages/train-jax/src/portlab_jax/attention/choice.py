@@ -24,7 +24,8 @@ class Kernel:
     tree: str
 
 
-# Splash: tiles of 128 lanes; float16 is not a TPU type. A mask in memory takes three bytes per pair of tokens.
+# Splash: tiles of 128 lanes; float16 is not a TPU type. A mask in memory takes twelve bytes per pair of tokens (three
+# kernels read theirs as int32; compiled for v5e, 8192 tokens: 768 MiB), for one row at a time.
 # cuDNN: `check_is_flash_attention` in jax/_src/cudnn/fused_attention_stablehlo.py of JAX 0.12. A mask becomes a bias of
 # two bytes per pair of tokens, for all rows of a device at once.
 KERNELS = {
@@ -34,7 +35,7 @@ KERNELS = {
         largest_head_dim=512,
         head_dim_step=128,
         row_step=128,
-        longest_masked_row=8192,
+        longest_masked_row=4096,
         segment="splash",
         plain="splash",
         tree="splash_tree",
