@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -11,7 +12,9 @@ from safetensors.numpy import save_file
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Gemma4ForCausalLM, Gemma4TextConfig
 
 from portlab_jax.mesh import MeshPlan
+from portlab_jax.packing import Batch, Blocks, Rows
 from portlab_jax.weights import load_params
+from portlab_spec.data.tokens import Row
 from portlab_spec.models import GemmaConfig, param_table
 from portlab_spec.recipe import Mesh
 
@@ -112,7 +115,7 @@ class Tiny:
         self.torch = randomize(make())
         self.torch.save_pretrained(folder)
         self.config = GemmaConfig.load(folder)
-        self.mesh = MeshPlan.create(Mesh(data=1, fsdp=1, tp=1))
+        self.mesh = MeshPlan.create(Mesh(data=1, fsdp=1, tp=1), jax.devices()[:1])
         self.params, self.report = load_params(folder, self.config, jnp.float32, self.mesh)
         self.raw_config = json.loads((folder / "config.json").read_text())
 
@@ -172,3 +175,71 @@ def tiny_chat_folder(tmp_path_factory):
     tensors = {name: rng.normal(0, 0.3, shape).astype(ml_dtypes.bfloat16) for name, shape in layout.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+@pytest.fixture(scope="session")
+def make_rows():
+    """Makes rows of uneven lengths behind a common start."""
+
+    def make(n=4, prefix=9, trained=(), seed=0):
+        """Ids `trained` occur as inputs that are not supervised and as targets."""
+        rng = np.random.default_rng(seed)
+        shared = [*trained, *rng.integers(12, VOCAB, prefix)][:prefix]
+        rows = []
+        for i in range(n):
+            question, answer = rng.integers(4, 9), rng.integers(3, 9)
+            ids = rng.integers(12, VOCAB, question + answer)
+            ids[0] = 12 + i  # rows differ right behind the common start
+            ids[1 : 1 + len(trained)] = trained
+            ids[question : question + len(trained)] = trained
+            loss = (False,) * (prefix + question) + (True,) * answer
+            rows.append(Row(f"r{i}", (*map(int, shared), *map(int, ids)), loss))
+        return rows
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def one_row_each():
+    """Packs by hand, without sharing anything: every example a packed row of its own. Returns (batch, chunk)."""
+
+    def pack(rows, groups=1):
+        length = -(-max(len(row.ids) for row in rows) // 8) * 8
+        per_group = len(rows) // groups
+        assert len(rows) == per_group * groups
+        shape = (1, groups, per_group, length)
+        tokens, positions, ends = (np.zeros(shape, np.int32) for _ in range(3))
+        slots, targets, weights = ([[] for _ in range(groups)] for _ in range(3))
+        for i, row in enumerate(rows):
+            g, r, n = i % groups, i // groups, len(row.ids)
+            tokens[0, g, r, :n], positions[0, g, r, :n], ends[0, g, r, :n] = row.ids, range(n), n
+            at = np.flatnonzero(row.loss)
+            slots[g] += [*(r * length + at - 1)]
+            targets[g] += [row.ids[j] for j in at]
+            weights[g] += [1.0] * len(at)
+        most = -(-max(map(len, slots)) // 8) * 8
+
+        def filled(lists, dtype):
+            return np.array([[line + [0] * (most - len(line)) for line in lists]], dtype)
+
+        block = np.zeros((1, groups, per_group, 1, 1), np.int32)
+        batch = Batch(
+            Rows(tokens, positions, ends),
+            Blocks(block, block),
+            filled(slots, np.int32),
+            filled(targets, np.int32),
+            filled(weights, np.float32),
+        )
+        return batch, 8
+
+    return pack
+
+
+@pytest.fixture(scope="session")
+def packed(one_row_each):
+    """Packs rows as the trainer does. Returns (batch, chunk)."""
+
+    def pack(rows, config, groups=1, accumulate=1):
+        return one_row_each(rows, groups)
+
+    return pack
