@@ -189,12 +189,12 @@ def test_equal_rows_are_one_branch_of_weight_two():
 
 
 def test_a_supervised_first_token_is_refused():
-    with pytest.raises(UserError, match="^wrong: the first token of the row is supervised"):
+    with pytest.raises(UserError, match=r"^wrong: the first token of the row is supervised"):
         packed([row("fine", [1, 2], {1}), row("wrong", [1, 2], {0, 1})], Packing())
 
 
 def test_a_row_longer_than_a_packed_row_is_refused():
-    with pytest.raises(UserError, match="^long: the row has 40 tokens, and a packed row at most 32"):
+    with pytest.raises(UserError, match=r"^long: the row has 40 tokens, and a packed row at most 32"):
         packed([row("long", range(3, 43), {39})], Packing(max_row_length=32))
 
 

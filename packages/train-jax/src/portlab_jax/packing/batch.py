@@ -81,7 +81,8 @@ class Packing:
         share_prefix: hold once what rows start with in common; else every row is a tree of its own.
         pack: put several trees into a packed row; else one.
         max_row_length: tokens of a packed row at most, for attention that costs with the square of it; longer trees
-            are cut and repeat what they share. None: as long as need be, which wastes least.
+            are cut and repeat what they share. A multiple of the block, or it is rounded up to one. None: all trees
+            of a part in one row, which wastes least.
         min_shared: fewer tokens in common are not shared.
     """
 
@@ -126,8 +127,8 @@ class Layout:
         sliding_blocks: KS, in sliding attention.
         slots: S, a multiple of `chunk`.
         chunk: supervised slots whose logits are computed at a time.
-        plain: no two rows share a token in any batch, so that `ends` is the same all over a row and no other row's.
-        one_segment: no packed row holds more than one tree in any batch.
+        plain: no tree of the run branches, so that `ends` is the same all over a tree and tells trees apart.
+        one_segment: no packed row of the run holds more than one tree.
     """
 
     packing: Packing

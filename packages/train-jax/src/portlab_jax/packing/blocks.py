@@ -13,23 +13,24 @@ def visible_blocks(ends: np.ndarray, positions: np.ndarray, block: int, window: 
         window: if given, only j with positions[i] - positions[j] < window are seen.
     """
     length = len(ends)
-    real = np.flatnonzero(ends)
-    # All tokens of a key block that end together are seen from the same later tokens, and the deepest from farthest.
-    keys, member = np.unique(real // block * (length + 1) + ends[real], return_inverse=True)
-    deepest = np.zeros(len(keys), np.int64)
-    np.maximum.at(deepest, member, positions[real])
-    key_block, end = np.divmod(keys, length + 1)
+    index = np.arange(length)
+    # Tokens of a block that end together and stand together are a path: what sees one of them sees the last, which is
+    # also the nearest to it.
+    changes = (index % block == block - 1) | (ends != np.append(ends[1:], 0))
+    last = index[changes & (ends > 0)]
+    key_block, end = last // block, ends[last].astype(np.int64)
     spans = -(-end // block) - key_block
-    number = np.repeat(np.arange(len(keys)), spans)
+    number = np.repeat(np.arange(len(last)), spans)
     query_block = key_block[number] + np.arange(len(number)) - np.repeat(np.cumsum(spans) - spans, spans)
     if window is not None:
-        # Least depth of a query block's tokens up to each; what lies before `end` is below the key in the tree.
+        # A query block's tokens from its first up to `end` are below the key in the tree; the least deep is nearest.
         least = np.minimum.accumulate(positions.reshape(-1, block), axis=1).ravel()
-        last = np.minimum(end[number], (query_block + 1) * block) - 1
-        near = (query_block == key_block[number]) | (least[last] - deepest[number] < window)
+        reach = np.minimum(end[number], (query_block + 1) * block) - 1
+        near = (query_block == key_block[number]) | (least[reach] - positions[last][number] < window)
         number, query_block = number[near], query_block[near]
     blocks = length // block
-    return np.stack(np.divmod(np.unique(query_block * blocks + key_block[number]), blocks), axis=1)
+    pairs = np.sort(query_block * blocks + key_block[number])
+    return np.stack(np.divmod(pairs[np.diff(pairs, prepend=-1) > 0], blocks), axis=1)
 
 
 def table(pairs: np.ndarray, blocks: int, width: int) -> np.ndarray:

@@ -18,7 +18,7 @@ BLOCKS = (32, 64, 128, 256)
 MIN_SAVING = 0.05
 
 # Chunks of at most 128 positions keep the logits of one chunk at 134 MB in float32.
-_MAX_CHUNK = 128
+MAX_CHUNK = 128
 
 # What a token costs beside attention, in pairs of tokens attended: of Gemma 3 270M, 2 * 5.6M / (4 * 1024) per layer.
 # Larger models have more, which only makes padding count for more.
@@ -101,6 +101,7 @@ def plan(
     max_shapes: int = 1,
     min_block: int = 32,
     min_saving: float = MIN_SAVING,
+    max_chunk: int = MAX_CHUNK,
 ) -> Plan:
     """The layouts that hold every step of a run, at least work.
 
@@ -110,6 +111,7 @@ def plan(
         max_shapes: layouts at most.
         min_block: smallest block of attention: 128 on accelerators, whose tiles are that wide.
         min_saving: share of all tokens, 0 to 1, below which nothing is shared after all.
+        max_chunk: supervised slots whose logits are computed at a time, at most.
 
     Raises:
         UserError: what `Packing.deal` raises; no batches.
@@ -125,9 +127,19 @@ def plan(
     layouts = []
     for number in range(len(bounds)):
         members = [i for i, c in enumerate(choice) if c == number]
-        layouts.append(_layout([batches[i] for i in members], [needs[i] for i in members], packing, min_block))
-    row_tokens, held = (sum(values) for values in zip(*((n.tokens, n.held) for n in needs), strict=True))
-    return Plan(tuple(layouts), tuple(choice), row_tokens, held)
+        layouts.append(
+            _layout([batches[i] for i in members], [needs[i] for i in members], packing, min_block, max_chunk)
+        )
+    # One kind of rows for all layouts, so that attention is chosen once; and equal layouts are one.
+    plain, one_segment = all(x.plain for x in layouts), all(x.one_segment for x in layouts)
+    layouts = [replace(x, plain=plain, one_segment=one_segment) for x in layouts]
+    distinct = tuple(dict.fromkeys(layouts))
+    return Plan(
+        layouts=distinct,
+        choice=tuple(distinct.index(layouts[c]) for c in choice),
+        row_tokens=sum(need.tokens for need in needs),
+        held_tokens=sum(need.held for need in needs),
+    )
 
 
 def _need(batch: Sequence[Row], packing: Packing) -> Need:
@@ -137,11 +149,12 @@ def _need(batch: Sequence[Row], packing: Packing) -> Need:
     return Need(sizes, slots, sum(len(row.ids) for row in batch))
 
 
-def _layout(batches: Sequence[Sequence[Row]], needs: Sequence[Need], packing: Packing, min_block: int) -> Layout:
+def _layout(
+    batches: Sequence[Sequence[Row]], needs: Sequence[Need], packing: Packing, min_block: int, max_chunk: int
+) -> Layout:
     parts = sorted({part for need in needs for part in need.sizes}, key=sum, reverse=True)
-    candidates = [(block, *_shape(parts, packing, block)) for block in BLOCKS if block >= min_block] or [
-        (min_block, *_shape(parts, packing, min_block))
-    ]
+    blocks = [b for b in BLOCKS if b >= min_block and (packing.max_row_length or b) % b == 0] or [min_block]
+    candidates = [(block, *_shape(parts, packing, block)) for block in blocks]
     if len(candidates) > 1:
         largest = sorted(range(len(needs)), key=lambda i: -needs[i].largest)[:_SAMPLE]
         sample = [packing.deal(batches[i]) for i in largest]
@@ -159,7 +172,7 @@ def _layout(batches: Sequence[Sequence[Row]], needs: Sequence[Need], packing: Pa
                 full = max(full, widest(seen[0]))
                 sliding = max(sliding, widest(seen[1]))
     slots = max(need.slots for need in needs)
-    chunks = max(math.ceil(slots / _MAX_CHUNK), 1)
+    chunks = max(math.ceil(slots / max_chunk), 1)
     chunk = _multiple(max(math.ceil(slots / chunks), 1), 8)
     return Layout(
         packing=packing,
@@ -178,20 +191,21 @@ def _layout(batches: Sequence[Sequence[Row]], needs: Sequence[Need], packing: Pa
 def _shape(parts: Sequence[Sequence[int]], packing: Packing, block: int) -> tuple[int, int]:
     """Packed rows and row length for parts of such trees, largest part first: least R * T, then least R."""
     tree = _multiple(max((max(part, default=1) for part in parts), default=1), block)
-    if not packing.pack:
-        return max(max(map(len, parts)), 1), tree
     total = max(sum(parts[0]), 1)
-    longest = _multiple(packing.max_row_length or total, block)
-    options = []
+    if not packing.pack:
+        return max(1, *map(len, parts)), tree
+    if packing.max_row_length is None:
+        return 1, _multiple(total, block)
+    longest = _multiple(packing.max_row_length, block)
+    lengths = {tree}
     fewest = math.ceil(total / longest)
     for rows in range(fewest, fewest + 3):
         length = max(_multiple(math.ceil(total / rows), block), tree)
         while length < longest and not all(len(packing.into_rows(part, length)) <= rows for part in parts):
             length += block
-        needed = max(max(len(packing.into_rows(part, length)) for part in parts), 1)
-        options.append((needed * length, needed, length))
-    _, rows, length = min(options)
-    return rows, length
+        lengths.add(length)
+    shapes = [(max(1, *(len(packing.into_rows(part, length)) for part in parts)), length) for length in lengths]
+    return min(shapes, key=lambda shape: (shape[0] * shape[1], shape[0]))
 
 
 def _cost(
