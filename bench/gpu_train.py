@@ -15,22 +15,24 @@ without, over the GPU's dense bfloat16 peak (`portlab_jax.flops`): recomputation
 
 import argparse
 import itertools
+import math
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from contenders import CONTENDERS, print_table, ratios, require_equal_losses, run_all
 from peers.exchange import Job, Row, Settings
+from portlab_jax.flops import ModelSize, StepSize, attention_size, mfu, step_flops, visible_pairs
 from portlab_spec.models import GemmaConfig, param_table, plan_adapter
 from portlab_spec.recipe import Lora
 from result_file import write_result
 from train_jobs import TARGETS, adapter_values, gemma3_shape, random_rows, write_random_model
 
 LORA = Lora(rank=32, alpha=64, targets=TARGETS, train_control_rows=False)
-# Dense bfloat16 FLOP/s in NVIDIA's data sheets, SXM.
-PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
 
 
 class Scale(NamedTuple):
@@ -102,24 +104,21 @@ def jobs(scale: Scale, folder: Path, steps: int) -> Iterator[tuple[str, GemmaCon
             yield f"{name} {length} {kind}", config, Job(settings, batches, adapter_values(config, LORA))
 
 
-def model_flops(config: GemmaConfig, rows: Sequence[Row]) -> float:
-    """Floating-point operations that a LoRA step over rows without common parts cannot do without.
-
-    A frozen matrix takes two products of 2 FLOP per weight and token: forward, and the gradient of its input. An
-    adapter takes three, the head two per supervised token. Attention takes 4 FLOP per visible pair, head and channel
-    forward, twice that backward.
-    """
-    tokens, supervised = sum(len(row.ids) for row in rows), sum(sum(row.loss) for row in rows)
-    frozen = sum(param.count * param.shape[0] * param.shape[1] for param in param_table(config) if param.target)
+def model_flops(config: GemmaConfig, rows: Sequence[Row]) -> int:
+    """FLOPs of a LoRA step over rows without common parts, by the formula of `portlab_jax.flops`."""
     leaves = plan_adapter(config, LORA)
-    adapter = sum(len(leaf.index) * leaf.rank * (leaf.into.size + leaf.out.size) for leaf in leaves)
-    attention = 0
-    for kind in config.layers:
-        window = kind.window or max(len(row.ids) for row in rows)
-        pairs = sum(min(i + 1, window) for row in rows for i in range(len(row.ids)))
-        attention += 3 * 4 * pairs * config.num_attention_heads * kind.head_dim
-    head = 2 * 2 * supervised * config.vocab_size * config.hidden_size
-    return float(tokens * (2 * 2 * frozen + 3 * 2 * adapter) + head + attention)
+    model = ModelSize(
+        linears=sum(param.count * math.prod(param.shape) for param in param_table(config) if param.target),
+        adapters=sum(len(leaf.index) * leaf.rank * (leaf.into.size + leaf.out.size) for leaf in leaves),
+        head=config.vocab_size * config.hidden_size,
+    )
+    positions = np.concatenate([np.arange(len(row.ids)) for row in rows])
+    held = np.ones(len(positions), bool)
+    attention = attention_size(
+        (visible_pairs(positions, held, kind.window), config.num_attention_heads, kind.head_dim)
+        for kind in config.layers
+    )
+    return step_flops(model, StepSize(len(positions), attention, slots=sum(sum(row.loss) for row in rows)))
 
 
 def gpu_name() -> str:
@@ -128,14 +127,13 @@ def gpu_name() -> str:
     return subprocess.run(query, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()[0]
 
 
-def add_utilisation(figures: dict[str, dict[str, Any]], flops: float, gpu: str) -> None:
+def add_utilisation(figures: dict[str, dict[str, Any]], flops: int, gpu: str) -> None:
     """Model FLOP/s and their share of the GPU's peak, in place."""
-    peak = next((peak for name, peak in PEAK_FLOPS.items() if name in gpu), None)
     for figure in figures.values():
-        per_second = flops * figure["steps_per_second"]
-        figure["model_flops_per_second"] = per_second
-        if peak:
-            figure["model_flops_utilisation"] = per_second / peak
+        seconds = 1 / figure["steps_per_second"]
+        figure["model_flops_per_second"] = flops / seconds
+        if (share := mfu(flops, seconds, 1, gpu)) is not None:
+            figure["model_flops_utilisation"] = share
 
 
 def interpreter(text: str) -> tuple[str, Path]:

@@ -1,0 +1,113 @@
+"""Train a work folder's batches with portlab_jax: the trainer's own packing, step and optimiser.
+
+python portlab_runner.py FOLDER
+"""
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from exchange import Job, Measured, Settings, peak_resident_bytes, read_job
+
+from portlab_jax.attention import choose
+from portlab_jax.lora import Adapter, AdapterOptions, adapter_shardings
+from portlab_jax.mesh import MeshPlan
+from portlab_jax.optim import make_optimizer
+from portlab_jax.packing import Layout, Packing, pack_batch, plan
+from portlab_jax.step import StepOptions, TrainState, make_step
+from portlab_jax.weights import load_params
+from portlab_spec.data.tokens import Row
+from portlab_spec.models import AdapterLeaf, GemmaConfig, plan_adapter
+from portlab_spec.recipe import Lora, Mesh, Optimizer
+
+
+def initial_adapter(values: Mapping[str, np.ndarray], leaves: tuple[AdapterLeaf, ...]) -> Adapter:
+    """The given values, stacked as the trainer holds them."""
+
+    def stacked(leaf: AdapterLeaf, which: str) -> np.ndarray:
+        return np.stack([values[f"{module}.{which}"] for module in leaf.modules("")])
+
+    return {"lora": {leaf.key: {which: stacked(leaf, which) for which in ("a", "b")} for leaf in leaves}}
+
+
+def kernels(config: GemmaConfig, layout: Layout, dtype: str) -> tuple[tuple[str, str], ...]:
+    """Implementation for each kind of attention, as the recipe's `attention: auto` chooses it."""
+    device = jax.devices()[0]
+    capability = getattr(device, "compute_capability", None)
+    return tuple(
+        (
+            kind.attention,
+            choose(
+                "auto",
+                platform=device.platform,
+                plain=layout.plain,
+                one_segment=layout.one_segment,
+                head_dim=kind.head_dim,
+                dtype=dtype,
+                row_length=layout.row_length,
+                compute_capability=float(capability) if capability else None,
+            ).implementation,
+        )
+        for kind in dict.fromkeys(config.layers)
+    )
+
+
+def optimizer(settings: Settings) -> Optimizer:
+    """The recipe's section for these settings."""
+    return Optimizer(
+        learning_rate=settings.learning_rate,
+        warmup_steps=0,
+        schedule="constant",
+        b1=settings.b1,
+        b2=settings.b2,
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+        clip_norm=settings.clip_norm,
+    )
+
+
+def train(job: Job, measured: Measured) -> None:
+    """Take the job's steps."""
+    settings, dtype = job.settings, jnp.dtype(job.settings.dtype)
+    config = GemmaConfig.load(Path(settings.model))
+    lora = Lora(rank=settings.rank, alpha=settings.alpha, targets=settings.targets, train_control_rows=False)
+    leaves = plan_adapter(config, lora)
+    batches = [[Row(str(i), tuple(row.ids), tuple(row.loss)) for i, row in enumerate(batch)] for batch in job.batches]
+    window = next((kind.window for kind in config.layers if kind.window), None)
+    accumulate = len(batches[0]) // settings.micro_batch["portlab"]
+    # Tiles of accelerators are 128 wide.
+    min_block = 32 if settings.device == "cpu" else 128
+    layout = plan(batches, Packing(accumulate=accumulate, window=window), min_block=min_block).layout(0)
+    mesh = MeshPlan.create(Mesh(), jax.devices()[:1])
+    with jax.set_mesh(mesh.mesh):
+        params, _ = load_params(Path(settings.model), config, dtype, mesh)
+        adapter = jax.device_put(initial_adapter(job.adapter, leaves), adapter_shardings(leaves, mesh))
+        transform = make_optimizer(optimizer(settings), len(batches))
+        options = StepOptions(
+            config, AdapterOptions(leaves), dtype=dtype, attention=kernels(config, layout, settings.dtype)
+        )
+        key = jax.random.key_data(jax.random.key(0))
+        state = TrainState(adapter, transform.init(adapter), jnp.zeros((), jnp.int32), key)
+        step = jax.jit(make_step(options, transform, layout), donate_argnums=0)
+        for rows in batches:
+            started = time.perf_counter()
+            state, metrics = step(state, params, mesh.put_rows(pack_batch(rows, layout), axis=1))
+            measured.losses.append(float(metrics.loss))
+            measured.record_step(time.perf_counter() - started)
+
+
+def main(folder: Path) -> None:
+    """Train and leave portlab.json in the folder."""
+    job, measured = read_job(folder), Measured()
+    train(job, measured)
+    statistics = jax.devices()[0].memory_stats() if job.settings.device == "cuda" else None
+    measured.peak_memory_bytes = statistics["peak_bytes_in_use"] if statistics else peak_resident_bytes()
+    measured.write(folder, "portlab", "portlab-train-jax", "jax", "jaxlib", "optax")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
