@@ -77,10 +77,11 @@ def test_rows_keep_to_their_longest(rng, max_row_length):
     assert layout.row_length <= max_row_length
 
 
-def test_chunks_divide_the_slots(rng):
-    layout = plan([make_rows(rng, 60, answer=5)], Packing()).layout(0)
+@pytest.mark.parametrize("max_chunk", [64, 128, 512])
+def test_chunks_divide_the_slots(rng, max_chunk):
+    layout = plan([make_rows(rng, 60, answer=5)], Packing(), max_chunk=max_chunk).layout(0)
     assert layout.slots % layout.chunk == 0
-    assert layout.chunk <= 128
+    assert layout.chunk <= max_chunk
     assert 300 <= layout.slots < 300 + 8 * layout.slots // layout.chunk
 
 
