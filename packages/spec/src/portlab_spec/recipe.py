@@ -142,6 +142,9 @@ class Recipe(Section):
         "error", description="what becomes of a longer training row; its answer is never cut, whatever the policy"
     )
     share_prefix: bool = Field(True, description="compute once what the rows of a batch start with in common")
+    group_by_prefix: bool = Field(
+        False, description="fill a batch from few sets of tools, so that its examples have more in common"
+    )
     pack: bool = Field(True, description="put several examples into one row; false pads each to a row of its own")
     max_shapes: int = Field(1, ge=1, description="different batch shapes, each of which compiles once")
     z_loss: float = Field(0.0, ge=0, description="weight of the squared log-partition in the loss")

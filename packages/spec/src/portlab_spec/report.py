@@ -39,7 +39,14 @@ class Seconds(Record):
 
 
 class Report(Record):
-    """`report.json` of a run. Everything in it is measured on the machine that it names."""
+    """`report.json` of a run. Everything in it is measured on the machine that it names.
+
+    Attributes:
+        evals: (steps taken, monitored loss) of every measurement.
+        rates: throughput of the training steps without compilation: seconds_per_step, examples_per_second,
+            tokens_per_second, computed_tokens_per_second, and mfu where the device's peak is known.
+        exported_step: the step whose weights were scored and exported.
+    """
 
     schema_version: Literal[1] = 1
     recipe: dict[str, Any]
@@ -50,6 +57,9 @@ class Report(Record):
     before: Evaluation
     after: Evaluation
     loss: tuple[float, ...]
+    evals: tuple[tuple[int, float], ...] = ()
+    rates: dict[str, float] = {}
+    exported_step: int | None = None
     seconds: Seconds
     peak_rss_bytes: int
     tokens: dict[str, int]

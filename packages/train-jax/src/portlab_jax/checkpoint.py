@@ -23,12 +23,13 @@ import logging
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
 
 from portlab_jax.run_metadata import leaf_digests, require_same_run
+from portlab_jax.step import TrainState
 from portlab_spec.errors import CheckFailed, UserError
 from portlab_spec.files import read_json
 
@@ -36,20 +37,6 @@ STEP_METADATA = "_CHECKPOINT_METADATA"
 ITEMS = {"adapter": "_METADATA", "state": "_METADATA", "log": "metadata", "data": "metadata"}  # and a file of each
 
 _log = logging.getLogger(__name__)
-
-
-class State(Protocol):
-    """The named tuple that a step changes."""
-
-    @property
-    def adapter(self) -> Any: ...
-    @property
-    def opt(self) -> Any: ...
-    @property
-    def step(self) -> Any: ...
-    @property
-    def key(self) -> Any: ...
-    def _replace(self, **fields: Any) -> Self: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +69,7 @@ class Best(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Restored[S: State]:
+class Restored:
     """A checkpoint, read and found intact.
 
     Attributes:
@@ -93,7 +80,7 @@ class Restored[S: State]:
     """
 
     step: int
-    state: S
+    state: TrainState
     log: TrainLog
     data: dict[str, Any]
 
@@ -151,7 +138,7 @@ class Checkpoints:
 
     def save(
         self,
-        state: State,
+        state: TrainState,
         log: TrainLog,
         metadata: dict[str, Any],
         *,
@@ -199,7 +186,7 @@ class Checkpoints:
         with _one_line(self._folder):
             self._manager.wait_until_finished()
 
-    def resume[S: State](self, like: S, metadata: dict[str, Any]) -> Restored[S] | None:
+    def resume(self, like: TrainState, metadata: dict[str, Any]) -> Restored | None:
         """The newest intact checkpoint; None if there is none, and the run starts anew.
 
         A damaged one is set aside with one line in the log, and the one before it is tried.
@@ -221,7 +208,7 @@ class Checkpoints:
                 self._set_aside(step, str(fault))
         return None
 
-    def restore[S: State](self, step: int, like: S) -> Restored[S]:
+    def restore(self, step: int, like: TrainState) -> Restored:
         """The checkpoint of one step, placed as `like` is.
 
         Raises:
@@ -237,7 +224,7 @@ class Checkpoints:
                 fix="Run the same command again: it goes on from the last intact checkpoint",
             ) from fault
 
-    def _read[S: State](self, step: int, like: S) -> Restored[S]:
+    def _read(self, step: int, like: TrainState) -> Restored:
         rest = {"opt": like.opt, "step": like.step, "key": like.key}
         adapter, rest = jax.tree.map(_abstract, (like.adapter, rest))
         args = ocp.args.Composite(

@@ -20,24 +20,25 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from portlab_jax import charts
+from portlab_jax import charts, distributed
 from portlab_jax.checkpoint import Checkpoints
 from portlab_jax.decode import Decoder
 from portlab_jax.evaluate import Answers, evaluate, stop_ids
-from portlab_jax.lora import Adapter, AdapterOptions, count
-from portlab_jax.mesh import MeshPlan
-from portlab_jax.trainer import Setup, Trained, initial_state, train
-from portlab_jax.weights import load_params
-from portlab_spec.assets import ModelFolder, resolve_model
+from portlab_jax.export_full import export_full
+from portlab_jax.setup import Setup, initial_state, set_up
+from portlab_jax.step import TrainState
+from portlab_jax.trackers import require_trackers
+from portlab_jax.trainer import Trained, train
+from portlab_spec.assets import cache_dir, resolve_model
 from portlab_spec.conversation import Conversation
 from portlab_spec.data import load_dataset
 from portlab_spec.data.tokens import Row, tokenize
 from portlab_spec.errors import CheckFailed, UserError
 from portlab_spec.files import read_json, require_free_space, write_json
 from portlab_spec.formats import Format, find_format
-from portlab_spec.models import GemmaConfig, match_targets, param_table
+from portlab_spec.models import param_table
+from portlab_spec.models.targets import describe
 from portlab_spec.progress import bar
 from portlab_spec.recipe import Recipe
 from portlab_spec.report import Evaluation, Report, Seconds, peak_rss_bytes, versions
@@ -99,29 +100,48 @@ def run(recipe: Recipe, out: Path | None, say: Say) -> Outcome:
     Raises:
         UserError: bad input, found before anything is written where that is possible.
         CheckFailed: the export does not verify.
+        Preempted: asked to leave while training; the same command goes on.
     """
+    distributed.initialize()
+    use_compilation_cache()
+    if not distributed.is_main():
+        say = _silent
     started = time.perf_counter()
+    distributed.check_same("recipe", recipe.model_dump_json())
+    require_trackers(recipe.trackers)
     data = _load_data(recipe)
     with bar("prepare model", 1.0) as advance:
         model = resolve_model(recipe.model, recipe.revision, lambda what, done: advance(done, what))
     tokenizer = Tokenizer.load(model.path)
     rows = tokenize(data.train, data.fmt, tokenizer, recipe.max_length, policy=recipe.too_long)
     tokenize(data.held_out, data.fmt, tokenizer, recipe.max_length)
-    setup = _set_up(recipe, data.fmt, tokenizer, model)
+    monitored: list[Row] = []
+    if recipe.eval_every:
+        monitored = tokenize(data.monitored, data.fmt, tokenizer, recipe.max_length, policy=recipe.too_long)
+    setup = set_up(recipe, model, _token_ids(recipe, data.fmt, tokenizer))
     folder = run_folder(recipe, out)
-    if not (folder / STAMP).exists():
-        require_free_space(folder, _disk_needed(setup), "the run")
-        write_json(folder / STAMP, recipe.model_dump(mode="json"))
-    prepared = time.perf_counter() - started
-    say(f"prepared {model.id} and {len(data.train)} training rows in {prepared:.1f} s -> {folder}")
-
-    fitted = _fit(setup, data, tokenizer, rows, folder, say)
+    with jax.set_mesh(setup.mesh.mesh):
+        state = initial_state(setup)
+        if distributed.is_main() and not (folder / STAMP).exists():
+            require_free_space(folder, _disk_needed(setup, state), "the run")
+            write_json(folder / STAMP, recipe.model_dump(mode="json"))
+        prepared = time.perf_counter() - started
+        say(f"prepared {model.id} and {len(data.train)} training rows in {prepared:.1f} s -> {folder}")
+        for line in _describe(setup):
+            say(line)
+        rows_of = {"train": rows, "monitored": monitored}
+        fitted = _fit(setup, state, data, tokenizer, rows_of, folder, say)
+        paths = {"run": str(folder), "checkpoints": str(folder / "checkpoints"), "base": str(model.path)}
+        export_started = time.perf_counter()
+        if distributed.is_main() and setup.options.full:
+            paths |= _export_full(setup, fitted.trained, folder, say)
     # The merge runs in its own process: the base must not be held here meanwhile.
     rss = peak_rss_bytes()
-    del setup
-    paths = {"run": str(folder), "checkpoints": str(folder / "checkpoints"), "base": str(model.path)}
-    export_started = time.perf_counter()
-    paths |= export(folder, model.path, say)
+    full = setup.options.full
+    del setup, state
+    if distributed.is_main() and not full:
+        paths |= export(folder, model.path, say, step=fitted.trained.step)
+    trained = fitted.trained
     report = Report(
         recipe=recipe.model_dump(mode="json"),
         backend="jax",
@@ -130,27 +150,57 @@ def run(recipe: Recipe, out: Path | None, say: Say) -> Outcome:
         when=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         before=fitted.before.answers.evaluation,
         after=fitted.after.answers.evaluation,
-        loss=tuple(fitted.trained.log.losses),
+        loss=tuple(trained.log.losses),
+        evals=tuple(trained.log.evals),
+        rates=trained.rates,
+        exported_step=trained.step,
         seconds=Seconds(
             prepare=prepared,
             before=fitted.before.seconds,
-            train=fitted.trained.log.seconds,
+            train=trained.log.seconds,
             after=fitted.after.seconds,
             export=time.perf_counter() - export_started,
         ),
         peak_rss_bytes=rss,
         tokens={
-            "supervised": fitted.trained.supervised_tokens,
-            "computed_per_step": fitted.trained.layout.tokens_per_step,
-            "shared_prefix": fitted.trained.layout.prefix,
+            "supervised": trained.supervised_tokens,
+            "run": trained.plan.row_tokens,
+            "run_held": trained.plan.held_tokens,
+            "run_computed": trained.plan.computed_tokens,
             "train_rows": sum(len(row.ids) for row in rows),
         },
         paths=paths | {"report": str(folder / "report.json"), "loss_curve": str(folder / "loss.png")},
     )
-    write_json(folder / "report.json", report.model_dump(mode="json"))
+    if distributed.is_main():
+        write_json(folder / "report.json", report.model_dump(mode="json"))
     before, after = fitted.before.answers, fitted.after.answers
     example = _telling_example(data.held_out, before, after)
     return Outcome(report, example, before.outputs[example.id], after.outputs[example.id])
+
+
+def _silent(_: str) -> None:
+    """What processes other than the first say."""
+
+
+def use_compilation_cache() -> None:
+    """Keep compiled programs between runs, unless the user has said where or that not."""
+    if jax.config.jax_compilation_cache_dir is None and jax.config.jax_enable_compilation_cache:
+        jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "compiled"))
+
+
+def _describe(setup: Setup) -> list[str]:
+    """What is trained, and where."""
+    config, adapter = setup.config, setup.options.adapter
+    lines = [f"{config.family}, {config.num_hidden_layers} layers; {setup.loaded.describe()}"]
+    if setup.options.full:
+        lines.append("training all weights")
+    else:
+        rows = f", {len(adapter.token_ids)} token rows" if adapter.token_ids else ""
+        lines.append(f"training adapters of {describe(adapter.leaves)}{rows}")
+    if jax.device_count() > 1:
+        lines.append(f"mesh {setup.mesh.describe()}")
+        lines += setup.mesh.replications(param_table(config))
+    return lines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,6 +210,7 @@ class Data:
     fmt: Format
     train: list[Conversation]
     held_out: list[Conversation]
+    monitored: list[Conversation]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,25 +224,41 @@ class Fitted:
 
 def _load_data(recipe: Recipe) -> Data:
     conversations = load_dataset(recipe.data)
-    held_out = [c for c in conversations if c.split == recipe.eval_split]
-    if not held_out:
-        raise UserError(
-            f"the data set has no {recipe.eval_split} rows to score", where=recipe.data, fix='Give some rows a "split"'
-        )
-    return Data(find_format(recipe.format), [c for c in conversations if c.split in recipe.train_splits], held_out)
+    by_split = {split: [c for c in conversations if c.split == split] for split in ("validation", "test")}
+    monitor = (recipe.monitor_split,) if recipe.eval_every else ()
+    for split, use in ((recipe.eval_split, "to score"), *((split, "to monitor") for split in monitor)):
+        if not by_split[split]:
+            raise UserError(
+                f"the data set has no {split} rows {use}", where=recipe.data, fix='Give some rows a "split"'
+            )
+    train = [c for c in conversations if c.split in recipe.train_splits]
+    return Data(find_format(recipe.format), train, by_split[recipe.eval_split], by_split[recipe.monitor_split])
 
 
-def _fit(setup: Setup, data: Data, tokenizer: Tokenizer, rows: Sequence[Row], folder: Path, say: Say) -> Fitted:
-    recipe = setup.recipe
-    decoder = Decoder(setup.config, setup.options, stop_ids(data.fmt, tokenizer), recipe.max_new_tokens, setup.mesh)
+def _token_ids(recipe: Recipe, fmt: Format, tokenizer: Tokenizer) -> tuple[int, ...]:
+    if recipe.method == "full" or not recipe.lora.train_control_rows:
+        return ()
+    return tuple(sorted(tokenizer.token_id(token) for token in fmt.added_tokens))
 
-    def scored(name: str, adapter: Adapter) -> Stage:
+
+def _fit(
+    setup: Setup,
+    state: TrainState,
+    data: Data,
+    tokenizer: Tokenizer,
+    rows: dict[str, list[Row]],
+    folder: Path,
+    say: Say,
+) -> Fitted:
+    recipe, options = setup.recipe, setup.options
+    decoder = Decoder(options, stop_ids(data.fmt, tokenizer), recipe.max_new_tokens, setup.mesh)
+
+    def scored(name: str, adapter: Any) -> Stage:
         def compute() -> Answers:
             with bar(f"score {name} training", len(data.held_out)) as advance:
                 return evaluate(
                     decoder,
-                    setup.params,
-                    adapter,
+                    options.weights(adapter, setup.frozen),
                     data.held_out,
                     data.fmt,
                     tokenizer,
@@ -205,12 +272,23 @@ def _fit(setup: Setup, data: Data, tokenizer: Tokenizer, rows: Sequence[Row], fo
         say(f"scored {name} training: {exact.hits}/{exact.count} exact calls in {stage.seconds:.1f} s{note}")
         return stage
 
-    before = scored("before", initial_state(setup).adapter)
-    with Checkpoints(folder / "checkpoints") as checkpoints:
-        trained = train(setup, rows, checkpoints)
+    before = scored("before", state.adapter)
+    with Checkpoints(folder / "checkpoints", keep=recipe.keep, keep_best=recipe.keep_best) as checkpoints:
+        trained = train(setup, state, rows["train"], checkpoints, monitored=rows["monitored"], folder=folder, say=say)
     say(_training_line(recipe, trained))
-    charts.loss_curve(folder / "loss.png", trained.log.losses, f"{recipe.name}: {recipe.model}")
+    if distributed.is_main():
+        charts.loss_curve(folder / "loss.png", trained.log.losses, f"{recipe.name}: {recipe.model}")
     return Fitted(before, trained, scored("after", trained.adapter))
+
+
+def _export_full(setup: Setup, trained: Trained, folder: Path, say: Say) -> dict[str, str]:
+    merged, fresh = folder / "merged", folder / "merged.new"
+    shutil.rmtree(fresh, ignore_errors=True)
+    tensors = export_full(setup.model.path, setup.config, trained.adapter, fresh)
+    shutil.rmtree(merged, ignore_errors=True)
+    fresh.rename(merged)
+    say(f"exported {merged}: {tensors} trained tensors, read back and equal")
+    return {"merged": str(merged)}
 
 
 def device() -> dict[str, Any]:
@@ -219,7 +297,7 @@ def device() -> dict[str, Any]:
     return {"platform": devices[0].platform, "kind": devices[0].device_kind, "count": len(devices)}
 
 
-def export(folder: Path, base: Path, say: Say) -> dict[str, str]:
+def export(folder: Path, base: Path, say: Say, *, step: int | None = None) -> dict[str, str]:
     """Run `merge-ckpt` to a merged folder and a PEFT adapter, and verify both from disk.
 
     Raises:
@@ -229,7 +307,7 @@ def export(folder: Path, base: Path, say: Say) -> dict[str, str]:
     if importlib.util.find_spec("portlab_merge") is None:
         raise UserError("merge-ckpt is not installed", fix="Install packages/merge-ckpt beside train-jax")
     merged, adapter = folder / "merged", folder / "adapter"
-    common = ["--base", str(base), "--ckpt", str(folder)]
+    common = ["--base", str(base), "--ckpt", str(folder), *(() if step is None else ("--step", str(step)))]
     verify = ("verify", *common, "--merged", str(merged), "--adapter", str(adapter))
     paths = {"merged": str(merged), "adapter": str(adapter)}
     if merged.exists() and adapter.exists():
@@ -263,25 +341,12 @@ def _merge_ckpt(command: str, *arguments: str) -> None:
         raise kind(lines[-1].removeprefix("merge-ckpt: error: "), where=f"merge-ckpt {command}")
 
 
-def _set_up(recipe: Recipe, fmt: Format, tokenizer: Tokenizer, model: ModelFolder) -> Setup:
-    config = GemmaConfig.load(model.path)
-    match_targets(param_table(config), recipe.lora.targets)  # a bad target is found before the weights are read
-    token_ids: tuple[int, ...] = ()
-    if recipe.lora.train_control_rows:
-        token_ids = tuple(sorted(tokenizer.token_id(token) for token in fmt.added_tokens))
-    options = AdapterOptions.from_recipe(recipe.lora, token_ids)
-    mesh = MeshPlan.create(recipe.mesh)
-    accelerated = jax.devices()[0].platform != "cpu"
-    wide = recipe.dtype == "float32" or (recipe.dtype == "auto" and not accelerated)
-    params = load_params(model.path, config, jnp.dtype(jnp.float32 if wide else jnp.bfloat16), mesh)
-    return Setup(recipe, model, config, params, mesh, options)
-
-
-def _disk_needed(setup: Setup) -> int:
-    """Bytes of a run: the merged model, and at most three checkpoints of adapter and two optimiser moments."""
+def _disk_needed(setup: Setup, state: TrainState) -> int:
+    """Bytes of a run: the merged model, and the checkpoints that are kept, each of trained leaves and optimiser."""
     merged = sum(file.stat().st_size for file in setup.model.path.iterdir() if file.is_file())
-    adapter = 4 * count(jax.eval_shape(lambda: initial_state(setup)).adapter)
-    return merged + (3 * 3 + 1) * adapter
+    one = sum(leaf.nbytes for leaf in jax.tree.leaves((state.adapter, state.opt)))
+    # The newest is written before the oldest goes; the adapter is also exported.
+    return merged + (setup.recipe.keep + setup.recipe.keep_best + 2) * one
 
 
 def _cached(path: Path, compute: Callable[[], Answers]) -> tuple[Stage, bool]:
@@ -303,9 +368,12 @@ def _training_line(recipe: Recipe, trained: Trained) -> str:
         return f"trained {len(losses)} steps in {trained.log.seconds:.1f} s, loss {losses[-1]:.4f} (cached)"
     rate = fresh * recipe.batch_size / trained.fresh_seconds
     start = f" from step {len(losses) - fresh}" if fresh < len(losses) else ""
+    early = f", stopped early at step {len(losses)}" if len(losses) < recipe.steps else ""
+    best = f", kept step {trained.step}" if trained.step != len(losses) else ""
+    share = f", MFU {trained.rates['mfu']:.1%}" if "mfu" in trained.rates else ""
     return (
-        f"trained {fresh} steps{start} in {trained.fresh_seconds:.1f} s, {rate:.1f} examples/s with compilation, "
-        f"loss {losses[0]:.3f} -> {losses[-1]:.4f}"
+        f"trained {fresh} steps{start} in {trained.fresh_seconds:.1f} s, {rate:.1f} examples/s with compilation{share}, "
+        f"loss {losses[0]:.3f} -> {losses[-1]:.4f}{early}{best}"
     )
 
 

@@ -11,7 +11,7 @@ import optax
 from portlab_jax.attention import attend
 from portlab_jax.lora import Adapter, AdapterOptions
 from portlab_jax.loss import LossOptions, LossSums, supervised_loss
-from portlab_jax.mesh import partition
+from portlab_jax.mesh import partition, shard
 from portlab_jax.model import Inputs, Params, Weights, hidden_states, repeat_heads, with_adapter
 from portlab_jax.packing import Batch, Layout
 from portlab_jax.remat import Remat
@@ -61,13 +61,13 @@ class TrainState(NamedTuple):
     """What a step changes; saved as it is.
 
     Attributes:
-        trained: adapter leaves or all weights, float32.
+        adapter: adapter leaves, or all weights in full fine-tuning; float32.
         opt: optax state.
         step: int32 scalar, steps taken.
         key: PRNG key data of the run; a step folds its number in.
     """
 
-    trained: Any
+    adapter: Any
     opt: optax.OptState
     step: Array
     key: Array
@@ -114,7 +114,8 @@ class PackedAttention:
             scale=self.scale,
             implementation=self.implementation[kind.attention],
         )
-        return out.reshape(q.shape), kv, None
+        # Said again: a reshape may lose the sharding of a dimension of length 1.
+        return shard(out.reshape(q.shape), "group", None, "heads", None), kv, None
 
 
 def supervised_hidden(weights: Weights, batch: Batch, options: StepOptions, dropout_key: Array | None = None) -> Array:
@@ -194,9 +195,9 @@ def make_step(
         key = None
         if options.adapter.dropout > 0:
             key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
-        sums, total, grads = gradients(state.trained, frozen, batch, options, layout.chunk, key)
-        updates, opt = transform.update(grads, state.opt, state.trained)
-        trained = optax.apply_updates(state.trained, updates)
+        sums, total, grads = gradients(state.adapter, frozen, batch, options, layout.chunk, key)
+        updates, opt = transform.update(grads, state.opt, state.adapter)
+        trained = optax.apply_updates(state.adapter, updates)
         norms = {
             jax.tree_util.keystr(path, simple=True, separator="/"): jnp.linalg.norm(leaf.ravel())
             for path, leaf in jax.tree_util.tree_leaves_with_path(grads)

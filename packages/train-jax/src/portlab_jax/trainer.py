@@ -1,41 +1,39 @@
-"""The training loop: batches in, adapter out, a checkpoint every so often, resumable at any of them."""
+"""The training loop: batches in, trained leaves out, a checkpoint every so often, resumable at any of them."""
 
+import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from portlab_jax.checkpoint import Checkpoints, TrainLog, leaf_digests, run_metadata
-from portlab_jax.lora import Adapter, AdapterOptions, init_adapter
+from portlab_jax.checkpoint import Checkpoints, TrainLog
+from portlab_jax.compiled import Compiled
+from portlab_jax.distributed import is_main
+from portlab_jax.flops import StepSize, attention_size, step_flops, visible_pairs
 from portlab_jax.loss import head_logits
-from portlab_jax.mesh import MeshPlan
-from portlab_jax.model import Params, Rows, hidden_states
-from portlab_jax.packing import Batch, Layout, batch_order, pack_batch, plan_layout
-from portlab_jax.step import StepMetrics, TrainState, make_optimizer, make_step
-from portlab_spec.assets import ModelFolder
+from portlab_jax.mesh import shard
+from portlab_jax.monitor import Throughput, Work, patience_is_over, require_finite
+from portlab_jax.packing import Batch, BatchOrder, Layout, Plan, pack_batch
+from portlab_jax.profiling import Profiler
+from portlab_jax.run_metadata import run_metadata
+from portlab_jax.schedule import learning_rate_schedule
+from portlab_jax.setup import Setup
+from portlab_jax.signals import Preemption
+from portlab_jax.step import StepMetrics, StepOptions, TrainState, make_evaluation, make_step, supervised_hidden
+from portlab_jax.trackers import open_trackers
 from portlab_spec.data.tokens import Row
 from portlab_spec.errors import CheckFailed
-from portlab_spec.models import GemmaConfig
+from portlab_spec.models import param_table
 from portlab_spec.progress import bar
-from portlab_spec.recipe import Recipe
+
+log = logging.getLogger(__name__)
 
 PROBE_TOP_K = 8
-
-
-@dataclass(frozen=True)
-class Setup:
-    """Everything a run is made of, loaded and placed."""
-
-    recipe: Recipe
-    model: ModelFolder
-    config: GemmaConfig
-    params: Params
-    mesh: MeshPlan
-    options: AdapterOptions
 
 
 @dataclass(frozen=True)
@@ -43,119 +41,328 @@ class Trained:
     """What training gave.
 
     Attributes:
-        adapter: final leaves.
-        log: losses and seconds of the whole run, resumed steps included.
+        adapter: final leaves, or those of the best checkpoint if the recipe keeps it.
+        step: the step they are from.
+        log: losses, evaluations and seconds of the whole run, resumed steps included.
         fresh_steps: steps taken in this process.
         fresh_seconds: and what they took, compilation and saving included.
-        layout: the static shape of the batches.
+        plan: the static shapes of the batches.
         supervised_tokens: over the whole run.
+        rates: throughput of this process without compilation, see `Throughput`.
+        compilations: of the step, in this process.
     """
 
-    adapter: Adapter
+    adapter: Any
+    step: int
     log: TrainLog
     fresh_steps: int
     fresh_seconds: float
-    layout: Layout
+    plan: Plan
     supervised_tokens: int
+    rates: dict[str, float]
+    compilations: int
 
 
-def initial_state(setup: Setup) -> TrainState:
-    """Step 0 of a run, replicated over the mesh: a pure function of the recipe and the base."""
-    key = jax.random.key(setup.recipe.seed)
-    adapter = init_adapter(
-        setup.config,
-        setup.recipe.lora,
-        key,
-        embedding=setup.params["embed_tokens"],
-        token_ids=setup.options.token_ids,
-    )
-    transform = make_optimizer(setup.recipe.optimizer, setup.recipe.steps)
-    state = TrainState(adapter, transform.init(adapter), jnp.zeros((), jnp.int32), jax.random.key_data(key))
-    # Copies: the step donates its state, and a leaf may otherwise share memory with the base or another leaf.
-    return jax.device_put(jax.tree.map(jnp.copy, state), setup.mesh.replicated)
+@dataclass(frozen=True)
+class Prepared:
+    """A step's batch on its way to the devices."""
+
+    rows: list[Row]
+    layout: Layout
+    arrays: Batch
+    work: Work
 
 
-def compiled_step(
-    setup: Setup, layout: Layout
-) -> Callable[[TrainState, Params, Batch], tuple[TrainState, StepMetrics]]:
-    """The jitted step of a run; the state is donated.
+class Batches:
+    """Packs the next step's rows in a thread while the devices are busy with this one's."""
 
-    The state's sharding is fixed on the way out as on the way in: left open, the compiler's choice may differ from
+    def __init__(self, setup: Setup, order: BatchOrder, plan: Plan, steps: int) -> None:
+        self._setup, self._order, self._plan, self._steps = setup, order, plan, steps
+        self._pool = ThreadPoolExecutor(1, "pack")
+        self._next: tuple[int, Future[Prepared]] | None = None
+
+    def __enter__(self) -> "Batches":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def take(self, step: int) -> Prepared:
+        """The batch of a step, from 0; the one behind it is begun."""
+        ahead = self._next
+        prepared = ahead[1].result() if ahead and ahead[0] == step else self._prepare(step)
+        if step + 1 < self._steps:
+            self._next = step + 1, self._pool.submit(self._prepare, step + 1)
+        return prepared
+
+    def _prepare(self, step: int) -> Prepared:
+        rows, layout = self._order[step], self._plan.layout(step)
+        batch = pack_batch(rows, layout)
+        return Prepared(rows, layout, self._setup.mesh.put_rows(batch, axis=1), count_work(self._setup, rows, batch))
+
+
+def count_work(setup: Setup, rows: Sequence[Row], batch: Batch) -> Work:
+    """What one step does, for throughput and MFU."""
+    held = batch.rows.ends > 0
+    pairs = {kind: visible_pairs(batch.rows.positions, held, kind.window) for kind in set(setup.config.layers)}
+    heads = setup.config.num_attention_heads
+    attention = attention_size((pairs[kind], heads, kind.head_dim) for kind in setup.config.layers)
+    size = StepSize(int(held.sum()), attention, int((batch.weights > 0).sum()))
+    flops = step_flops(setup.size(), size, method=setup.recipe.method)
+    return Work(len(rows), sum(len(row.ids) for row in rows), held.size, flops)
+
+
+class Steps:
+    """The compiled steps of a run, one for each layout; the state is donated.
+
+    The state's shardings are fixed on the way out as on the way in: left open, the compiler's choice may differ from
     the initial placement, and the second step would compile anew.
     """
-    recipe = setup.recipe
-    step = make_step(setup.config, setup.options, recipe.optimizer, recipe.steps, layout, remat=recipe.remat)
-    return jax.jit(step, donate_argnums=0, out_shardings=setup.mesh.replicated)
+
+    def __init__(self, setup: Setup, state: TrainState) -> None:
+        self._setup = setup
+        self._shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+        self._by_layout: dict[Layout, Compiled] = {}
+
+    def __call__(self, layout: Layout) -> Compiled:
+        """The step for a layout."""
+        if layout not in self._by_layout:
+            step = make_step(self._setup.for_layout(layout), self._setup.optimizer, layout)
+            function = jax.jit(step, donate_argnums=0, out_shardings=(self._shardings, None))
+            self._by_layout[layout] = Compiled(function, "the training step")
+        return self._by_layout[layout]
+
+    @property
+    def compilations(self) -> int:
+        """How often a step was compiled."""
+        return sum(step.count for step in self._by_layout.values())
 
 
-def train(setup: Setup, rows: Sequence[Row], checkpoints: Checkpoints) -> Trained:
-    """Train, from the newest checkpoint if there is one.
+class MonitoredLoss:
+    """Mean cross-entropy on rows that are not trained on."""
+
+    def __init__(self, setup: Setup, rows: Sequence[Row]) -> None:
+        size = setup.recipe.batch_size // setup.recipe.accumulate
+        batches = [rows[i : i + size] for i in range(0, len(rows), size)]
+        plan = setup.plan(batches)
+        self._frozen = setup.frozen
+        self._batches = [setup.mesh.put_rows(pack_batch(b, plan.layout(i)), axis=1) for i, b in enumerate(batches)]
+        layout = plan.layouts[0]
+        self._evaluate = Compiled(jax.jit(make_evaluation(setup.for_layout(layout), layout)), "the monitored loss")
+
+    def __call__(self, adapter: Any) -> float:
+        """The loss of these leaves."""
+        sums = [self._evaluate(adapter, self._frozen, batch) for batch in self._batches]
+        return sum(float(nll) for nll, _ in sums) / sum(float(tokens) for _, tokens in sums)
+
+
+@dataclass
+class Progress:
+    """What the loop has seen; metrics are read one step late, so that the devices never wait for the host."""
+
+    setup: Setup
+    losses: list[float]
+    throughput: Throughput
+    track: Callable[[int, dict[str, float]], None]
+    pending: tuple[int, Prepared, StepMetrics, bool] | None = None
+    since: float = field(default_factory=time.perf_counter)
+
+    def push(self, number: int, prepared: Prepared, metrics: StepMetrics, *, compiled: bool) -> None:
+        """Take a step's metrics in, and read those of the step before."""
+        self.flush()
+        self.pending = number, prepared, metrics, compiled
+
+    def flush(self) -> None:
+        """Wait for the latest step and record it.
+
+        Raises:
+            CheckFailed: its loss or gradient is not finite, or a leaf gets no gradient.
+        """
+        if self.pending is None:
+            return
+        (number, prepared, metrics, compiled), self.pending = self.pending, None
+        loss, grad_norm = float(metrics.loss), float(metrics.grad_norm)
+        now = time.perf_counter()
+        self.throughput.add(prepared.work, now - self.since, compiled=compiled)
+        self.since = now
+        require_finite(loss, grad_norm, number, [row.id for row in prepared.rows])
+        if number == 1:
+            require_gradients(metrics.leaf_norms)
+        self.losses.append(loss)
+        rate = learning_rate_schedule(self.setup.recipe.optimizer, self.setup.recipe.steps)(number - 1)
+        values = {"loss": loss, "grad_norm": grad_norm, "token_accuracy": float(metrics.accuracy)}
+        self.track(number, values | {"learning_rate": float(rate)} | self.throughput.rates())
+
+    def pause(self) -> None:
+        """Leave the time until now out of the throughput."""
+        self.since = time.perf_counter()
+
+
+def require_gradients(leaf_norms: dict[str, Any]) -> None:
+    """Refuse a run in which something that is to be trained gets no gradient at all.
+
+    LoRA's `a` gets none in the first step, since `b` is zero; rows of tokens get none if no row of data holds them.
 
     Raises:
-        CheckFailed: the loss is not finite; names the step and its rows.
+        CheckFailed: names the leaves.
+    """
+    still = [n for n, norm in leaf_norms.items() if not n.endswith(("/a", "token_rows")) and float(norm) == 0]
+    if still:
+        raise CheckFailed(
+            f"no gradient reaches {', '.join(still[:4])}" + (f" and {len(still) - 4} more" if len(still) > 4 else ""),
+            where="lora.targets",
+            fix="These layers would not be trained: take them out, or look at the rows, which do not involve them",
+        )
+
+
+def train(
+    setup: Setup,
+    state: TrainState,
+    rows: Sequence[Row],
+    checkpoints: Checkpoints,
+    *,
+    monitored: Sequence[Row] = (),
+    folder: Path,
+    say: Callable[[str], None] = lambda line: None,
+) -> Trained:
+    """Train, from the newest checkpoint if there is one. Call it under the run's mesh.
+
+    Args:
+        setup: the run.
+        state: step 0; donated.
+        rows: what to train on.
+        checkpoints: of the run.
+        monitored: rows whose loss is measured every `eval_every` steps.
+        folder: the run's, for metrics and profiles.
+        say: takes a line for the user.
+
+    Raises:
+        CheckFailed: the loss is not finite (names step and rows), or a trained leaf gets no gradient.
+        UserError: a checkpoint of another run; the disk is full.
+        Preempted: asked to leave; the step is saved.
     """
     recipe = setup.recipe
-    batches = list(batch_order(rows, recipe.batch_size, recipe.steps, recipe.seed))
-    layout = plan_layout(batches, groups=setup.mesh.groups)
-    state = initial_state(setup)
-    log = TrainLog([], 0.0)
-    if (latest := checkpoints.latest) is not None:
-        state, log = checkpoints.restore(latest, state)
-    losses, earlier = list(log.losses), log.seconds
-    first = int(state.step)
+    order = BatchOrder(rows, recipe.batch_size, recipe.steps, recipe.seed, group_by_prefix=recipe.group_by_prefix)
+    plan = setup.plan(order, accumulate=recipe.accumulate, max_shapes=recipe.max_shapes)
+    metadata = describe_run(setup, order)
+    steps = Steps(setup, state)
+    trained_log, first = TrainLog([], 0.0), 0
+    if restored := checkpoints.resume(state, metadata):
+        state, trained_log, first = restored.state, restored.log, restored.step
+    evals, earlier = list(trained_log.evals), trained_log.seconds
+    loss_of = MonitoredLoss(setup, monitored) if recipe.eval_every else None
+    config = recipe.model_dump(mode="json")
     started = time.perf_counter()
-    metadata = run_metadata(recipe, setup.model, setup.config, setup.options.token_ids)
-    step = compiled_step(setup, layout)
-    with bar("train", recipe.steps) as advance:
+    done = first
+    with (
+        open_trackers(
+            recipe.trackers, folder, step=first, name=recipe.name, config=config, leads=is_main()
+        ) as trackers,
+        Batches(setup, order, plan, recipe.steps) as batches,
+        Profiler(recipe.profile, folder / "profile") as profiler,
+        Preemption() as preemption,
+        bar("train", recipe.steps) as advance,
+    ):
+        progress = Progress(
+            setup, list(trained_log.losses), Throughput(jax.device_count(), device.device_kind), trackers.log
+        )
+
+        def save(monitored_loss: float | None) -> None:
+            logged = TrainLog(list(progress.losses), earlier + time.perf_counter() - started, list(evals))
+            extra = {"probe": probe(setup, state.adapter, rows[0])}
+            checkpoints.save(
+                state,
+                logged,
+                metadata | extra,
+                data={"step": done, "rows": metadata["data_sha256"]},
+                monitored=monitored_loss,
+            )
+
         for number in range(first, recipe.steps):
-            batch = setup.mesh.put_rows(pack_batch(batches[number], layout))
-            state, metrics = step(state, setup.params, batch)
-            loss = float(metrics.loss)
-            if not np.isfinite(loss):
-                ids = ", ".join(row.id for row in batches[number])
-                raise CheckFailed(
-                    f"the loss of step {number + 1} is {loss}",
-                    fix=f"Lower optimizer.learning_rate, or look at its rows: {ids}",
-                )
-            losses.append(loss)
-            advance(number + 1, f"loss {loss:.4f}")
-            if (number + 1) % recipe.save_every == 0 or number + 1 == recipe.steps:
-                extra = {
-                    "leaf_sha256": leaf_digests(state.adapter),
-                    "probe": probe(setup, state.adapter, batches[0][0]),
-                }
-                log = TrainLog(list(losses), earlier + time.perf_counter() - started)
-                checkpoints.save(state, log, metadata | extra)
-    return Trained(
-        state.adapter,
-        log,
-        recipe.steps - first,
-        time.perf_counter() - started,
-        layout,
-        sum(sum(row.loss) for batch in batches for row in batch),
+            if patience_is_over(evals, recipe.patience):
+                break
+            prepared = batches.take(number)
+            step = steps(prepared.layout)
+            fresh = not step.count
+            if fresh:
+                step.prepare(state, setup.frozen, prepared.arrays)
+                say(compile_line(step, prepared.layout, plan))
+                progress.pause()
+            with profiler.step(number + 1):
+                state, metrics = step(state, setup.frozen, prepared.arrays)
+                progress.push(number + 1, prepared, metrics, compiled=fresh)
+            done = number + 1
+            last, stop = done == recipe.steps, preemption.due(done)
+            measure = loss_of is not None and (done % recipe.eval_every == 0 or last)
+            advance(done, f"loss {progress.losses[-1]:.4f}" if progress.losses else "")
+            if not (measure or stop or last or done % recipe.save_every == 0):
+                continue
+            progress.flush()
+            monitored_loss = None
+            if measure and loss_of is not None:
+                monitored_loss = loss_of(state.adapter)
+                evals.append((done, monitored_loss))
+                trackers.log(done, {"monitored_loss": monitored_loss})
+            over = patience_is_over(evals, recipe.patience)
+            if (measure and recipe.keep_best) or stop or last or over or done % recipe.save_every == 0:
+                save(monitored_loss)
+            progress.pause()
+            if stop and not last:
+                checkpoints.wait()
+                raise preemption.leave(done)
+        seconds = time.perf_counter() - started
+        rates = progress.throughput.rates()
+        final = TrainLog(progress.losses, earlier + seconds, evals)
+    at = done
+    if recipe.keep_best and (best := checkpoints.best) and best.step != done:
+        state, at = checkpoints.restore(best.step, state).state, best.step
+    supervised = sum(sum(row.loss) for batch in order[:done] for row in batch)
+    return Trained(state.adapter, at, final, done - first, seconds, plan, supervised, rates, steps.compilations)
+
+
+def compile_line(step: Compiled, layout: Layout, plan: Plan) -> str:
+    """What was compiled, in words."""
+    memory = f", {step.memory.describe()}" if step.memory else ""
+    saved = 1 - plan.held_tokens / plan.row_tokens
+    shared = f", {saved:.0%} of all tokens shared" if saved else ""
+    return f"compiled the step for {layout.tokens_per_step} tokens in {step.seconds:.1f} s{memory}{shared}"
+
+
+def describe_run(setup: Setup, order: BatchOrder) -> dict[str, Any]:
+    """Metadata of every checkpoint of a run."""
+    prefix, adapter = setup.loaded.prefix, setup.options.adapter
+    embedding = next(p for p in param_table(setup.config) if p.name == "embed_tokens")
+    token_rows = (embedding.tensor_names(prefix)[0], adapter.token_ids) if adapter.token_ids else None
+    leaves = [(leaf.key, leaf.modules(prefix)) for leaf in adapter.leaves]
+    return run_metadata(
+        setup.recipe, setup.model, setup.config.family, leaves, token_rows=token_rows, data_digest=order.digest()
     )
 
 
-def probe(setup: Setup, adapter: Adapter, row: Row) -> dict[str, Any]:
+def probe(setup: Setup, adapter: Any, row: Row) -> dict[str, Any]:
     """Golden logits of base plus adapter at the supervised positions of one row, for verification after export."""
-    ids = jnp.array(row.ids, jnp.int32)
-    positions = np.flatnonzero(row.loss) - 1
-    logits = _probe_logits(setup.params, adapter, ids, jnp.array(positions), setup.config, setup.options)
-    values, top = jax.lax.top_k(logits, min(PROBE_TOP_K, logits.shape[-1]))
+    layout = setup.plan([[row]]).layout(0)
+    micro = jax.tree.map(lambda x: x[0], pack_batch([row], layout))
+    batch = setup.mesh.put_rows(micro)
+    top, values = _probe(adapter, setup.frozen, batch, setup.for_layout(layout), layout.chunk)
+    held = micro.weights[0] > 0
+    order = np.argsort(micro.slots[0][held], kind="stable")
     return {
         "token_ids": [int(i) for i in row.ids],
-        "positions": positions.tolist(),
-        "topk_ids": np.asarray(top).tolist(),
-        "topk_logits": np.asarray(values, np.float32).round(6).tolist(),
+        "positions": (np.flatnonzero(row.loss) - 1).tolist(),
+        "topk_ids": np.asarray(top)[held][order].tolist(),
+        "topk_logits": np.asarray(values, np.float32)[held][order].round(6).tolist(),
     }
 
 
 def _probe_forward(
-    params: Params, adapter: Adapter, ids: jax.Array, positions: jax.Array, config: GemmaConfig, options: AdapterOptions
-) -> jax.Array:
-    none = jnp.zeros((0, 1), jnp.int32)
-    hidden, _, _ = hidden_states(params, adapter, config, options, Rows(ids, none, none, none))
-    return head_logits(hidden[positions], adapter.get("token_rows"), params["embed_tokens"], options.token_ids)
+    adapter: Any, frozen: Any, batch: Batch, options: StepOptions, chunk: int
+) -> tuple[jax.Array, jax.Array]:
+    weights = options.weights(adapter, frozen)
+    hidden = supervised_hidden(weights, batch, options)
+    logits = shard(head_logits(hidden, weights.token_rows, weights.embedding, options.loss(chunk)))
+    values, top = jax.lax.top_k(logits[0], min(PROBE_TOP_K, logits.shape[-1]))
+    return top, values
 
 
-_probe_logits = jax.jit(_probe_forward, static_argnums=(4, 5))
+_probe = jax.jit(_probe_forward, static_argnums=(3, 4))
