@@ -46,7 +46,7 @@ class PackedBatches(Iterator[Step]):
             rows, layout = order[number], plan.layout(number)
             return Step(number, rows, layout, pack_batch(rows, layout))
 
-        self._order = order
+        self._order, self._digest = order, order.digest()
         options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=ahead)
         self._steps: grain.DatasetIterator[Step] = iter(
             grain.MapDataset.range(len(order)).map(pack).to_iter_dataset(options)
@@ -60,7 +60,7 @@ class PackedBatches(Iterator[Step]):
 
     def get_state(self) -> dict[str, Any]:
         """Where the iterator stands, as JSON, for `set_state` in a later process."""
-        return {"grain": self._steps.get_state(), "sha256": self._order.digest, **self._settings()}
+        return {"grain": self._steps.get_state(), "sha256": self._digest, **self._settings()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on where `get_state` stood; the number of steps may have changed.
@@ -74,7 +74,7 @@ class PackedBatches(Iterator[Step]):
                     f"{name} is {now}, and the checkpoint was written with {state[name]}",
                     fix="Set it back, or start another run",
                 )
-        if state["sha256"] != self._order.digest:
+        if state["sha256"] != self._digest:
             raise UserError(
                 "the training rows differ from those the checkpoint was written with "
                 f"({state['rows']} rows then, {len(self._order.rows)} now)",

@@ -3,7 +3,7 @@
 import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import overload
 
 import numpy as np
@@ -49,7 +49,6 @@ class BatchOrder(Sequence[list[Row]]):
         places = (divmod(i, len(self.rows)) for i in range(first, first + self.batch_size))
         return [self.rows[self._epoch(epoch)[i]] for epoch, i in places]
 
-    @cached_property
     def digest(self) -> str:
         """SHA-256 of the rows in their order: all that a row is."""
         total = hashlib.sha256()

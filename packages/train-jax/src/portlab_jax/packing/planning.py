@@ -100,9 +100,8 @@ def plan(
     *,
     max_shapes: int = 1,
     min_block: int = 32,
-    max_chunk: int = 128,
-    min_saving: float = MIN_SAVING,
     max_chunk: int = MAX_CHUNK,
+    min_saving: float = MIN_SAVING,
 ) -> Plan:
     """The layouts that hold every step of a run, at least work.
 
@@ -111,9 +110,7 @@ def plan(
         packing: how to pack them.
         max_shapes: layouts at most.
         min_block: smallest block of attention: 128 on accelerators, whose tiles are that wide.
-        max_chunk: supervised slots whose logits are computed at a time, at most; 128 of Gemma's are 134 MB in float32.
         min_saving: share of all tokens, 0 to 1, below which nothing is shared after all.
-        max_chunk: supervised slots whose logits are computed at a time, at most.
 
     Raises:
         UserError: what `Packing.deal` raises; no batches.
