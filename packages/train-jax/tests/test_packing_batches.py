@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import time
 
 import numpy as np
 import pytest
@@ -78,13 +79,17 @@ def test_grouped_batches_share_more():
 # ------------------------------------------------------------------------------------------------------- iterator
 
 
+def as_it_is(step):
+    return step
+
+
 @pytest.fixture
 def open_batches():
     """Opens the batches of a run of 9 steps over some rows."""
 
     def start(rows, *, steps=9, batch_size=4, seed=0):
         order = BatchOrder(rows, batch_size, steps, seed)
-        return PackedBatches(order, plan(order, Packing()))
+        return PackedBatches(order, plan(order, Packing()), as_it_is)
 
     return start
 
@@ -141,9 +146,26 @@ def test_a_state_of_other_rows_is_refused(open_batches, change, error):
         other.set_state(state)
 
 
+def test_a_step_is_prepared_before_it_is_asked_for():
+    prepared = []
+
+    def prepare(step):
+        prepared.append(step.number)
+        return step
+
+    order = BatchOrder(make_rows(8), 4, 6, 0)
+    batches = PackedBatches(order, plan(order, Packing()), prepare, ahead=2)
+    next(batches)
+    deadline = time.monotonic() + 10
+    while len(prepared) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert prepared[:3] == [0, 1, 2]
+    assert batches.get_state()["grain"] == {"next_index": 1}, "what waits was not handed out"
+
+
 def test_a_fault_of_packing_reaches_the_caller():
     rows = make_rows(8)
     order = BatchOrder(rows, 4, 2, 0)
     planned = plan([[Row("short", (2, 5), (False, True))]] * 2, Packing())
     with pytest.raises(UserError, match="Plan the layout over these rows"):
-        next(PackedBatches(order, planned))
+        next(PackedBatches(order, planned, as_it_is))

@@ -1,6 +1,6 @@
 """The packed batches of a run, one after the other, from wherever a checkpoint stood."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Self
 
 import grain
@@ -28,8 +28,8 @@ class Step(NamedTuple):
     batch: Batch
 
 
-class PackedBatches(Iterator[Step]):
-    """The steps of a run; a thread packs ahead while the device computes.
+class PackedBatches[T](Iterator[T]):
+    """The steps of a run; a thread packs and prepares ahead while the devices compute.
 
     This is a grain pipeline over `BatchOrder`, whose state is the number of the next step that was not handed out,
     whatever was packed ahead. grain does not look at what it reads, so the state also holds what decides which rows a
@@ -38,24 +38,25 @@ class PackedBatches(Iterator[Step]):
     Args:
         order: rows of each step.
         plan: made of these steps.
+        prepare: what to hand out for a step, never None; may move its batch to the devices.
         ahead: batches that wait, at most.
     """
 
-    def __init__(self, order: BatchOrder, plan: Plan, *, ahead: int = 2) -> None:
-        def pack(number: int) -> Step:
+    def __init__(self, order: BatchOrder, plan: Plan, prepare: Callable[[Step], T], *, ahead: int = 2) -> None:
+        def pack(number: int) -> T:
             rows, layout = order[number], plan.layout(number)
-            return Step(number, rows, layout, pack_batch(rows, layout))
+            return prepare(Step(number, rows, layout, pack_batch(rows, layout)))
 
         self._order, self._digest = order, order.digest()
         options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=ahead)
-        self._steps: grain.DatasetIterator[Step] = iter(
+        self._steps: grain.DatasetIterator[T] = iter(
             grain.MapDataset.range(len(order)).map(pack).to_iter_dataset(options)
         )
 
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Step:
+    def __next__(self) -> T:
         return next(self._steps)
 
     def get_state(self) -> dict[str, Any]:

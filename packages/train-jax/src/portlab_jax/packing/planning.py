@@ -110,6 +110,7 @@ def plan(
         packing: how to pack them.
         max_shapes: layouts at most.
         min_block: smallest block of attention: 128 on accelerators, whose tiles are that wide.
+        max_chunk: supervised slots whose logits are computed at a time, at most.
         min_saving: share of all tokens, 0 to 1, below which nothing is shared after all.
 
     Raises:
