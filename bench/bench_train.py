@@ -7,9 +7,11 @@
 All take the same optimiser steps: the same batches of 32 rows in the same order, the same rank, targets and initial
 adapter, float32, AdamW with a constant rate and clipped gradients, no dropout; the loss of every step must agree.
 Gemma 3 270M on two kinds of rows: `fitness`, whose prompts all begin with the same seven declarations, and `dolly`,
-which share nothing. What each peer is allowed stands at the top of its runner in bench/peers. The peers,
-whose memory would not hold the batch, accumulate gradients over micro-batches of 2 rows: on a CPU as fast as any other,
-and the least memory. All weight the loss by token.
+which share nothing. What each peer is allowed stands at the top of its runner in bench/peers.
+
+No contender's memory holds the whole batch without sharing, so gradients are accumulated, weighted by token: the peers
+take 2 rows at a time, which on a CPU is as fast as more and needs the least memory; ours takes all rows of `fitness` at
+once, which hold little more than one row's tokens, and 4 of `dolly`.
 
 Targets are the five modules in which all can hold the same adapter: Tunix has one A for keys and values together.
 Ours runs first and last, and the slower of the two counts, so that a machine that slowed down meanwhile shows.
@@ -51,7 +53,8 @@ def job(data: str, steps: int, batch_size: int, micro_batch: int) -> Job:
         eps=1e-8,
         weight_decay=0.0,
         clip_norm=1.0,
-        micro_batch={name: batch_size if name == "portlab" else micro_batch for name in CONTENDERS},
+        micro_batch=dict.fromkeys(CONTENDERS, micro_batch)
+        | {"portlab": batch_size if data == "fitness" else min(2 * micro_batch, batch_size)},
     )
     return Job(settings, batches, adapter_values(GemmaConfig.load(folder), LORA))
 
