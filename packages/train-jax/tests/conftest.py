@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Gemma4ForCausalLM, Gemma4TextConfig
 
 from portlab_jax.mesh import MeshPlan
-from portlab_jax.packing import Batch, Blocks, Rows
+from portlab_jax.packing import Batch, Blocks, Packing, Rows, pack_batch, plan
 from portlab_jax.weights import load_params
 from portlab_spec.data.tokens import Row
 from portlab_spec.models import GemmaConfig, param_table
@@ -236,10 +236,12 @@ def one_row_each():
 
 
 @pytest.fixture(scope="session")
-def packed(one_row_each):
+def packed():
     """Packs rows as the trainer does. Returns (batch, chunk)."""
 
-    def pack(rows, config, groups=1, accumulate=1):
-        return one_row_each(rows, groups)
+    def pack(rows, config, groups=1, share_prefix=True):
+        packing = Packing(groups=groups, window=config.window, share_prefix=share_prefix, min_shared=1)
+        planned = plan([rows], packing, min_saving=0.0)
+        return pack_batch(rows, planned.layouts[0]), planned.layouts[0].chunk
 
     return pack
