@@ -6,6 +6,8 @@ import resource
 import sys
 from typing import Any, Literal
 
+from pydantic import Field
+
 from portlab_spec.conversation import Record
 from portlab_spec.metrics import Metric
 
@@ -58,7 +60,7 @@ class Report(Record):
     after: Evaluation
     loss: tuple[float, ...]
     evals: tuple[tuple[int, float], ...] = ()
-    rates: dict[str, float] = {}
+    rates: dict[str, float] = Field(default={})
     exported_step: int | None = None
     seconds: Seconds
     peak_rss_bytes: int

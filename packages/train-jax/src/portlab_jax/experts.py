@@ -9,10 +9,12 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from portlab_jax.lora import Low
 from portlab_jax.mesh import GROUP_AXES, axis_size, partition, shard
+from portlab_jax.remat import PRODUCT
 from portlab_spec.models import GemmaConfig
 
 Array = jax.Array
@@ -87,7 +89,7 @@ def _mix_local(
     sizes = jnp.sum(expert[:, None] == jnp.arange(count), axis=0, dtype=jnp.int32)
     product = functools.partial(_expert_linear, sizes=sizes)
 
-    h = product(x.reshape(-1, d)[order // k], gate_up, lows[0])
+    h = checkpoint_name(product(x.reshape(-1, d)[order // k], gate_up, lows[0]), PRODUCT)
     gate, up = jnp.split(h, 2, axis=-1)
     y = product(jax.nn.gelu(gate, approximate=True) * up, down, lows[1])
     mine = jnp.arange(len(order)) < jnp.sum(sizes)

@@ -213,7 +213,7 @@ def _product(formula: str, x: Array, y: Array, axes: tuple[str | None, ...], par
 
 def replace_token_rows(rows: Array, ids: Array, token_rows: Array | None, options: AdapterOptions) -> Array:
     """Embedding rows (G, N, D) of ids (G, N), with trained rows put in place of the base's."""
-    if not options.token_ids:
+    if token_rows is None:
         return rows
     hit = ids[..., None] == jnp.array(options.token_ids)
     # A product with a 0/1 matrix instead of a gather: its transpose is a product too, not a scatter.

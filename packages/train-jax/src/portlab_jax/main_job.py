@@ -371,8 +371,9 @@ def _training_line(recipe: Recipe, trained: Trained) -> str:
     early = f", stopped early at step {len(losses)}" if len(losses) < recipe.steps else ""
     best = f", kept step {trained.step}" if trained.step != len(losses) else ""
     share = f", MFU {trained.rates['mfu']:.1%}" if "mfu" in trained.rates else ""
+    speed = f"{rate:.1f} examples/s with compilation{share}"
     return (
-        f"trained {fresh} steps{start} in {trained.fresh_seconds:.1f} s, {rate:.1f} examples/s with compilation{share}, "
+        f"trained {fresh} steps{start} in {trained.fresh_seconds:.1f} s, {speed}, "
         f"loss {losses[0]:.3f} -> {losses[-1]:.4f}{early}{best}"
     )
 

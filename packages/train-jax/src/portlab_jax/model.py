@@ -23,7 +23,7 @@ from jax.ad_checkpoint import checkpoint_name
 from portlab_jax.experts import mix, route
 from portlab_jax.lora import Adapter, AdapterOptions, Ends, Low, assemble, linear, replace_token_rows
 from portlab_jax.mesh import axis_size, partition, shard
-from portlab_jax.remat import INPUT, WEIGHTS, Remat, checkpointed
+from portlab_jax.remat import GATED, INPUT, NORMED, PRODUCT, RESIDUAL, ROTATED, Remat, checkpointed
 from portlab_spec.models import GemmaConfig, LayerKind, Rope, Section, Stack, param_table
 
 Params = dict[str, Any]
@@ -220,7 +220,7 @@ class Loop:
 
             def layer(x: Array, xs: dict[str, Any], shared: Any) -> tuple[Array, Any, Any]:
                 x = checkpoint_name(x, INPUT)
-                picked = jax.tree.map(lambda leaf: checkpoint_name(_pick(leaf, xs["index"]), WEIGHTS), frozen)
+                picked = jax.tree.map(lambda leaf: _pick(leaf, xs["index"]), frozen)
                 return self._layer(stack, x, picked | xs["trained"], xs, shared)
 
             shared = kvs[kind.attention] if kind.shares_kv else None
@@ -245,7 +245,7 @@ class Loop:
 
     def _empty_kvs(self, section: Section, x: Array) -> dict[str, Any]:
         """Something of the shape of what each own attention of a section hands on; overwritten before it is read."""
-        empty = {}
+        empty: dict[str, Any] = {}
         for stack in section.stacks:
             kind = stack.kind
             if not kind.shares_kv:
@@ -267,35 +267,36 @@ class Loop:
             if key is not None and name in low and self.options.dropout > 0:
                 name_key = jax.random.fold_in(key, zlib.crc32(name.encode()))
                 keep = jax.random.bernoulli(name_key, 1.0 - self.options.dropout, value.shape)
-            return linear(value, w[name], low.get(name), ends[f"{stack.name}.{name}"], keep, self.options.dropout)
+            y = linear(value, w[name], low.get(name), ends[f"{stack.name}.{name}"], keep, self.options.dropout)
+            return checkpoint_name(y, PRODUCT)
 
         def rms(name: str, value: Array) -> Array:
-            return norm(value, w[name], config)
+            return checkpoint_name(norm(value, w[name], config), NORMED)
 
         h = rms("input_layernorm", x)
-        q, kv = self._queries_keys_values(kind, h, lin, rms)
+        q, kv = self._queries_keys_values(kind, h, w, lin)
         attended, kv, state = self.attend(kind, q, shared if kind.shares_kv else kv, xs["state"], shared=kind.shares_kv)
-        attended = checkpoint_name(attended, "attended")
         h = lin("self_attn.o_proj", attended.reshape(*x.shape[:2], -1))
-        x = x + rms("post_attention_layernorm", h)
+        x = checkpoint_name(x + norm(h, w["post_attention_layernorm"], config), RESIDUAL)
         h = rms("pre_feedforward_layernorm", x)
-        h = checkpoint_name(gated(lin("mlp.gate_proj", h), lin("mlp.up_proj", h)), "gated")
+        h = checkpoint_name(gated(lin("mlp.gate_proj", h), lin("mlp.up_proj", h)), GATED)
         h = lin("mlp.down_proj", h)
         if config.experts:
             h = rms("post_feedforward_layernorm_1", h)
             chosen = route(norm(x, None, config), w, config)
             mixed = mix(rms("pre_feedforward_layernorm_2", x), *chosen, w, low)
             h = h + rms("post_feedforward_layernorm_2", mixed)
-        x = x + rms("post_feedforward_layernorm", h)
+        x = x + norm(h, w["post_feedforward_layernorm"], config)
         if config.per_layer:
-            h = gated(lin("per_layer_input_gate", x), xs["per_layer"])
-            x = x + rms("post_per_layer_input_norm", lin("per_layer_projection", h))
+            x = checkpoint_name(x, RESIDUAL)
+            h = checkpoint_name(gated(lin("per_layer_input_gate", x), xs["per_layer"]), GATED)
+            x = x + norm(lin("per_layer_projection", h), w["post_per_layer_input_norm"], config)
         if config.family == "gemma4":
             x = x * w["layer_scalar"].astype(x.dtype)
         return x, kv if self.shares else None, state
 
     def _queries_keys_values(
-        self, kind: LayerKind, h: Array, lin: Callable[[str, Array], Array], rms: Callable[[str, Array], Array]
+        self, kind: LayerKind, h: Array, w: dict[str, Array], lin: Callable[[str, Array], Array]
     ) -> tuple[Array, KV | None]:
         """Normed and rotated q (G, N, H, d) and k, and normed v, each (G, N, K, d); None where they are shared."""
         cos, sin = self.ropes[kind.rope, kind.head_dim]
@@ -303,15 +304,17 @@ class Loop:
         def split(value: Array) -> Array:
             return value.reshape(*value.shape[:2], -1, kind.head_dim)
 
-        q = checkpoint_name(rope(rms("self_attn.q_norm", split(lin("self_attn.q_proj", h))), cos, sin), "q")
+        q = norm(split(lin("self_attn.q_proj", h)), w["self_attn.q_norm"], self.config)
+        q = checkpoint_name(rope(q, cos, sin), ROTATED)
         if kind.shares_kv:
             return q, None
         k = split(lin("self_attn.k_proj", h))
         v = k if kind.key_is_value else split(lin("self_attn.v_proj", h))
         if self.config.family == "gemma4":
             v = norm(v, None, self.config)
-        k = rope(rms("self_attn.k_norm", k), cos, sin)
-        return q, (checkpoint_name(k, "k"), checkpoint_name(v, "v"))
+            v = checkpoint_name(v, NORMED)
+        k = rope(norm(k, w["self_attn.k_norm"], self.config), cos, sin)
+        return q, (checkpoint_name(k, ROTATED), v)
 
 
 def _scan(body: Callable[..., Any], carry: Any, xs: Any, length: int) -> tuple[Any, Any]:

@@ -199,7 +199,7 @@ def make_step(
         updates, opt = transform.update(grads, state.opt, state.adapter)
         trained = optax.apply_updates(state.adapter, updates)
         norms = {
-            jax.tree_util.keystr(path, simple=True, separator="/"): jnp.linalg.norm(leaf.ravel())
+            jax.tree_util.keystr(path, simple=True, separator="/"): jnp.sqrt(jnp.sum(leaf * leaf))
             for path, leaf in jax.tree_util.tree_leaves_with_path(grads)
         }
         metrics = StepMetrics(sums.loss / total, optax.tree.norm(grads), sums.correct / total, norms)

@@ -3,10 +3,9 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,6 +18,7 @@ from portlab_jax.loss import head_logits
 from portlab_jax.mesh import shard
 from portlab_jax.monitor import Throughput, Work, patience_is_over, require_finite
 from portlab_jax.packing import Batch, BatchOrder, Layout, Plan, pack_batch
+from portlab_jax.packing.batches import PackedBatches, Step
 from portlab_jax.profiling import Profiler
 from portlab_jax.run_metadata import run_metadata
 from portlab_jax.schedule import learning_rate_schedule
@@ -63,42 +63,12 @@ class Trained:
     compilations: int
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A step's batch on its way to the devices."""
+class Prepared(NamedTuple):
+    """A step on its way: its rows and layout, its batch on the devices, and what it computes."""
 
-    rows: list[Row]
-    layout: Layout
+    step: Step
     arrays: Batch
     work: Work
-
-
-class Batches:
-    """Packs the next step's rows in a thread while the devices are busy with this one's."""
-
-    def __init__(self, setup: Setup, order: BatchOrder, plan: Plan, steps: int) -> None:
-        self._setup, self._order, self._plan, self._steps = setup, order, plan, steps
-        self._pool = ThreadPoolExecutor(1, "pack")
-        self._next: tuple[int, Future[Prepared]] | None = None
-
-    def __enter__(self) -> "Batches":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
-
-    def take(self, step: int) -> Prepared:
-        """The batch of a step, from 0; the one behind it is begun."""
-        ahead = self._next
-        prepared = ahead[1].result() if ahead and ahead[0] == step else self._prepare(step)
-        if step + 1 < self._steps:
-            self._next = step + 1, self._pool.submit(self._prepare, step + 1)
-        return prepared
-
-    def _prepare(self, step: int) -> Prepared:
-        rows, layout = self._order[step], self._plan.layout(step)
-        batch = pack_batch(rows, layout)
-        return Prepared(rows, layout, self._setup.mesh.put_rows(batch, axis=1), count_work(self._setup, rows, batch))
 
 
 def count_work(setup: Setup, rows: Sequence[Row], batch: Batch) -> Work:
@@ -164,13 +134,13 @@ class Progress:
     losses: list[float]
     throughput: Throughput
     track: Callable[[int, dict[str, float]], None]
-    pending: tuple[int, Prepared, StepMetrics, bool] | None = None
+    pending: tuple[Prepared, StepMetrics, bool] | None = None
     since: float = field(default_factory=time.perf_counter)
 
-    def push(self, number: int, prepared: Prepared, metrics: StepMetrics, *, compiled: bool) -> None:
+    def push(self, prepared: Prepared, metrics: StepMetrics, *, compiled: bool) -> None:
         """Take a step's metrics in, and read those of the step before."""
         self.flush()
-        self.pending = number, prepared, metrics, compiled
+        self.pending = prepared, metrics, compiled
 
     def flush(self) -> None:
         """Wait for the latest step and record it.
@@ -180,12 +150,13 @@ class Progress:
         """
         if self.pending is None:
             return
-        (number, prepared, metrics, compiled), self.pending = self.pending, None
+        (prepared, metrics, compiled), self.pending = self.pending, None
+        step, number = prepared.step, prepared.step.number + 1
         loss, grad_norm = float(metrics.loss), float(metrics.grad_norm)
         now = time.perf_counter()
         self.throughput.add(prepared.work, now - self.since, compiled=compiled)
         self.since = now
-        require_finite(loss, grad_norm, number, [row.id for row in prepared.rows])
+        require_finite(loss, grad_norm, number, [row.id for row in step.rows])
         if number == 1:
             require_gradients(metrics.leaf_norms)
         self.losses.append(loss)
@@ -244,11 +215,17 @@ def train(
     recipe = setup.recipe
     order = BatchOrder(rows, recipe.batch_size, recipe.steps, recipe.seed, group_by_prefix=recipe.group_by_prefix)
     plan = setup.plan(order, accumulate=recipe.accumulate, max_shapes=recipe.max_shapes)
+
+    def prepare(step: Step) -> Prepared:
+        return Prepared(step, setup.mesh.put_rows(step.batch, axis=1), count_work(setup, step.rows, step.batch))
+
+    batches = PackedBatches(order, plan, prepare)
     metadata = describe_run(setup, order)
     steps = Steps(setup, state)
     trained_log, first = TrainLog([], 0.0), 0
     if restored := checkpoints.resume(state, metadata):
         state, trained_log, first = restored.state, restored.log, restored.step
+        batches.set_state(restored.data)
     evals, earlier = list(trained_log.evals), trained_log.seconds
     loss_of = MonitoredLoss(setup, monitored) if recipe.eval_every else None
     config = recipe.model_dump(mode="json")
@@ -258,14 +235,12 @@ def train(
         open_trackers(
             recipe.trackers, folder, step=first, name=recipe.name, config=config, leads=is_main()
         ) as trackers,
-        Batches(setup, order, plan, recipe.steps) as batches,
         Profiler(recipe.profile, folder / "profile") as profiler,
         Preemption() as preemption,
         bar("train", recipe.steps) as advance,
     ):
-        progress = Progress(
-            setup, list(trained_log.losses), Throughput(jax.device_count(), device.device_kind), trackers.log
-        )
+        throughput = Throughput(jax.device_count(), jax.devices()[0].device_kind)
+        progress = Progress(setup, list(trained_log.losses), throughput, trackers.log)
 
         def save(monitored_loss: float | None) -> None:
             logged = TrainLog(list(progress.losses), earlier + time.perf_counter() - started, list(evals))
@@ -281,16 +256,17 @@ def train(
         for number in range(first, recipe.steps):
             if patience_is_over(evals, recipe.patience):
                 break
-            prepared = batches.take(number)
-            step = steps(prepared.layout)
-            fresh = not step.count
+            prepared = next(batches)
+            layout = prepared.step.layout
+            run = steps(layout)
+            fresh = not run.count
             if fresh:
-                step.prepare(state, setup.frozen, prepared.arrays)
-                say(compile_line(step, prepared.layout, plan))
+                run.prepare(state, setup.frozen, prepared.arrays)
+                say(compile_line(run, layout, plan))
                 progress.pause()
             with profiler.step(number + 1):
-                state, metrics = step(state, setup.frozen, prepared.arrays)
-                progress.push(number + 1, prepared, metrics, compiled=fresh)
+                state, metrics = run(state, setup.frozen, prepared.arrays)
+                progress.push(prepared, metrics, compiled=fresh)
             done = number + 1
             last, stop = done == recipe.steps, preemption.due(done)
             measure = loss_of is not None and (done % recipe.eval_every == 0 or last)

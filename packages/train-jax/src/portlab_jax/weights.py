@@ -1,5 +1,6 @@
 """Base weights between safetensors and device arrays, one tensor at a time, never whole in host memory."""
 
+import functools
 import logging
 import math
 from collections import Counter
@@ -131,7 +132,7 @@ def load_params(folder: Path, config: GemmaConfig, dtype: Any, mesh: MeshPlan) -
         lead = 1 if param.stack else 0
         shape = (param.count, *param.shape) if param.stack else param.shape
         sharding = mesh.sharding(param.dims, lead=lead)
-        array = jax.make_array_from_callback(shape, sharding, lambda index, p=param: read(p, index))
+        array = jax.make_array_from_callback(shape, sharding, functools.partial(read, param))
         place = params["layers"].setdefault(param.stack, {}) if param.stack else params
         # One parameter at a time: the next buffer is allocated when this one has gone.
         place[param.name] = jax.block_until_ready(array)
