@@ -8,9 +8,17 @@ from typing import Any
 
 import jax
 
+from portlab_spec.assets import cache_dir
+
 log = logging.getLogger(__name__)
 
 Signature = dict[str, str]
+
+
+def use_compilation_cache() -> None:
+    """Keep compiled programs between runs, unless the user has said where or that not."""
+    if jax.config.jax_compilation_cache_dir is None and jax.config.jax_enable_compilation_cache:
+        jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "compiled"))
 
 
 @dataclass(frozen=True)

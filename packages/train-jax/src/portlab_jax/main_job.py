@@ -23,6 +23,7 @@ import jax
 
 from portlab_jax import charts, distributed
 from portlab_jax.checkpoint import Checkpoints
+from portlab_jax.compiled import use_compilation_cache
 from portlab_jax.decode import Decoder
 from portlab_jax.evaluate import Answers, evaluate, stop_ids
 from portlab_jax.export_full import export_full
@@ -30,7 +31,7 @@ from portlab_jax.setup import Setup, initial_state, set_up
 from portlab_jax.step import TrainState
 from portlab_jax.trackers import require_trackers
 from portlab_jax.trainer import Trained, train
-from portlab_spec.assets import cache_dir, resolve_model
+from portlab_spec.assets import resolve_model
 from portlab_spec.conversation import Conversation
 from portlab_spec.data import load_dataset
 from portlab_spec.data.tokens import Row, tokenize
@@ -180,12 +181,6 @@ def run(recipe: Recipe, out: Path | None, say: Say) -> Outcome:
 
 def _silent(_: str) -> None:
     """What processes other than the first say."""
-
-
-def use_compilation_cache() -> None:
-    """Keep compiled programs between runs, unless the user has said where or that not."""
-    if jax.config.jax_compilation_cache_dir is None and jax.config.jax_enable_compilation_cache:
-        jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "compiled"))
 
 
 def _describe(setup: Setup) -> list[str]:

@@ -245,13 +245,8 @@ def train(
         def save(monitored_loss: float | None) -> None:
             logged = TrainLog(list(progress.losses), earlier + time.perf_counter() - started, list(evals))
             extra = {"probe": probe(setup, state.adapter, rows[0])}
-            checkpoints.save(
-                state,
-                logged,
-                metadata | extra,
-                data={"step": done, "rows": metadata["data_sha256"]},
-                monitored=monitored_loss,
-            )
+            where = batches.get_state()
+            checkpoints.save(state, logged, metadata | extra, data=where, monitored=monitored_loss)
 
         for number in range(first, recipe.steps):
             if patience_is_over(evals, recipe.patience):
