@@ -71,6 +71,10 @@ def mix(x: Array, experts: Array, weights: Array, w: dict[str, Array], low: dict
 
     def local(x: Array, experts: Array, weights: Array, gate_up: Array, down: Array, lows: list[Low | None]) -> Array:
         first = jax.lax.axis_index("tp") * gate_up.shape[0] if cut else 0
+        if cut:
+            # Said explicitly, so that gradients are summed over the parts: JAX does not cast by itself where an array
+            # that all parts share is indexed by one that differs, and the gradient would be that of one part.
+            x, weights = (jax.lax.pcast(value, "tp", to="varying") for value in (x, weights))
         out = _mix_local(x, experts, weights, gate_up, down, lows, first)
         return jax.lax.psum(out, "tp") if cut else out
 

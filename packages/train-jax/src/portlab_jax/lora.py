@@ -166,12 +166,12 @@ def linear(
         keep: bool like x, the inputs of the adapter that dropout lets through; None for all.
         dropout: what they are scaled up for.
     """
-    weight = shard(weight, ends.out, ends.into).astype(x.dtype)
+    weight = shard(weight, ends.out, ends.into, parts=(ends.out_parts, ends.into_parts)).astype(x.dtype)
     y = _product("gni,oi->gno", x, weight, ("group", None, ends.out), (x.shape[0], 1, ends.out_parts))
     if low is not None:
         h = x if keep is None else jnp.where(keep, x / (1.0 - dropout), 0)
-        a = shard(low.a, ends.into, None).astype(x.dtype)
-        b = shard(low.b, None, ends.out).astype(x.dtype)
+        a = shard(low.a, ends.into, None, parts=(ends.into_parts, 1)).astype(x.dtype)
+        b = shard(low.b, None, ends.out, parts=(1, ends.out_parts)).astype(x.dtype)
         y += low_rank(h, a, b, ends)
     return y.astype(x.dtype)
 

@@ -36,16 +36,17 @@ RULES: dict[str, tuple[str, ...]] = {
 }
 
 
-def shard(x: jax.Array, *axes: str | None) -> jax.Array:
+def shard(x: jax.Array, *axes: str | None, parts: Sequence[int] | None = None) -> jax.Array:
     """Lay an array out by the logical axis of each dimension; trailing dimensions may be left out.
 
     Under a mesh with explicit axes this moves data where it has to, under automatic axes it is a constraint, and
-    without a mesh nothing. A dimension that its mesh axes do not divide is replicated.
+    without a mesh nothing. A dimension that its mesh axes do not divide is replicated; `parts` says for each
+    dimension how many ways it can be cut at most, if that is not its length.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return x
-    spec = partition(axes + (None,) * (x.ndim - len(axes)), x.shape)
+    spec = partition(axes + (None,) * (x.ndim - len(axes)), parts or x.shape)
     if all(kind == AxisType.Explicit for kind in mesh.axis_types):
         return jax.sharding.reshard(x, spec)
     return jax.lax.with_sharding_constraint(x, spec)
