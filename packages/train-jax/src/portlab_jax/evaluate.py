@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from portlab_jax.decode import Decoder
-from portlab_jax.lora import Adapter
-from portlab_jax.model import Params
+from portlab_jax.model import Weights
 from portlab_spec.conversation import Conversation
 from portlab_spec.formats import Format, encode
 from portlab_spec.metrics import Prediction, score
@@ -38,8 +37,7 @@ def stop_ids(fmt: Format, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 def evaluate(
     decoder: Decoder,
-    params: Params,
-    adapter: Adapter,
+    weights: Weights,
     conversations: Sequence[Conversation],
     fmt: Format,
     tokenizer: Tokenizer,
@@ -51,8 +49,7 @@ def evaluate(
 
     Args:
         decoder: decodes greedily.
-        params: frozen weights.
-        adapter: LoRA leaves and token rows.
+        weights: of the model, adapter included.
         conversations: one split; the last message of each is the expected answer.
         fmt: wire format.
         tokenizer: the model's.
@@ -60,7 +57,7 @@ def evaluate(
         advance: told how many conversations are done.
     """
     prompts = [prompt_ids(c, fmt, tokenizer) for c in conversations]
-    outputs = decoder(params, adapter, prompts, advance=advance)
+    outputs = decoder(weights, prompts, advance=advance)
     predictions = []
     for conversation, ids in zip(conversations, outputs, strict=True):
         strict, lenient = (fmt.parse(ids, tokenizer, lenient=flag) for flag in (False, True))

@@ -246,7 +246,8 @@ def _fit(
     say: Say,
 ) -> Fitted:
     recipe, options = setup.recipe, setup.options
-    decoder = Decoder(options, stop_ids(data.fmt, tokenizer), recipe.max_new_tokens, setup.mesh)
+    stops = stop_ids(data.fmt, tokenizer)
+    decoder = Decoder(setup.config, options.adapter, stops, recipe.max_new_tokens, setup.mesh)
 
     def scored(name: str, adapter: Any) -> Stage:
         def compute() -> Answers:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
 
 from portlab_jax.experts import mix, route
 from portlab_jax.lora import Adapter, AdapterOptions, Ends, Low, assemble, linear, replace_token_rows
@@ -48,6 +49,10 @@ class Attend(Protocol):
         Returns:
             The attended values (G, N, H, d), what later layers share, and the layer's new state.
         """
+        ...
+
+    def empty(self, kind: LayerKind, x: Array) -> Any:
+        """Something of the shape of what a layer of this kind hands on; x is (G, N, D). It is never read."""
         ...
 
 
@@ -198,7 +203,10 @@ class Loop:
     ) -> tuple[Array, dict[str, Any], dict[str, Any]]:
         """Run a pattern of stacks as often as it repeats; what later layers share goes from one to the next."""
         scanned = {s.name: _by_repeat(self._scanned(s, state), section.repeats, s.count) for s in section.stacks}
-        own = {} if not self.shares else self._empty_kvs(section, x)
+        own: dict[str, Any] = {}
+        if self.shares:
+            kinds = (stack.kind for stack in section.stacks)
+            own = {kind.attention: self.attend.empty(kind, x) for kind in kinds if not kind.shares_kv}
 
         def pattern(carry: tuple[Array, dict[str, Any]], xs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             states = {}
@@ -207,7 +215,7 @@ class Loop:
             return carry, states
 
         (x, own), states = _scan(pattern, (x, own), scanned, section.repeats)
-        flat = {name: jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), s) for name, s in states.items()}
+        flat = {name: jax.tree.map(_flat, state) for name, state in states.items()}
         return x, kvs | own, flat
 
     def _run_stack(self, stack: Stack, carry: Any, kvs: dict[str, Any], xs: Any) -> tuple[Any, Any]:
@@ -242,17 +250,6 @@ class Loop:
             "state": state.get(stack.name),
             "number": layers,
         }
-
-    def _empty_kvs(self, section: Section, x: Array) -> dict[str, Any]:
-        """Something of the shape of what each own attention of a section hands on; overwritten before it is read."""
-        empty: dict[str, Any] = {}
-        for stack in section.stacks:
-            kind = stack.kind
-            if not kind.shares_kv:
-                kv = jnp.zeros((*x.shape[:2], kind.kv_heads, kind.head_dim), x.dtype)
-                kv = shard(kv, "group", None, "kv_heads", None)
-                empty[kind.attention] = (kv, kv)
-        return empty
 
     def _layer(
         self, stack: Stack, x: Array, w: dict[str, Array], xs: dict[str, Any], shared: Any
@@ -301,10 +298,11 @@ class Loop:
         """Normed and rotated q (G, N, H, d) and k, and normed v, each (G, N, K, d); None where they are shared."""
         cos, sin = self.ropes[kind.rope, kind.head_dim]
 
-        def split(value: Array) -> Array:
-            return value.reshape(*value.shape[:2], -1, kind.head_dim)
+        def split(value: Array, axis: str = "kv_heads") -> Array:
+            # Said again: of a single head, a reshape would cut the head itself.
+            return shard(value.reshape(*value.shape[:2], -1, kind.head_dim), "group", None, axis, None)
 
-        q = norm(split(lin("self_attn.q_proj", h)), w["self_attn.q_norm"], self.config)
+        q = norm(split(lin("self_attn.q_proj", h), "heads"), w["self_attn.q_norm"], self.config)
         q = checkpoint_name(rope(q, cos, sin), ROTATED)
         if kind.shares_kv:
             return q, None
@@ -326,11 +324,30 @@ def _scan(body: Callable[..., Any], carry: Any, xs: Any, length: int) -> tuple[A
 
 
 def _by_repeat(tree: Any, repeats: int, count: int) -> Any:
-    return jax.tree.map(lambda leaf: leaf.reshape(repeats, count, *leaf.shape[1:]), tree)
+    return jax.tree.map(lambda leaf: _lead(leaf, 1, repeats, count), tree)
+
+
+def _flat(leaf: Array) -> Array:
+    return _lead(leaf, 2, leaf.shape[0] * leaf.shape[1])
+
+
+def _lead(leaf: Array, old: int, *new: int) -> Array:
+    """Reshape the leading dimensions, which no mesh cuts; said so, since a reshape may forget how the rest is cut."""
+    shape = (*new, *leaf.shape[old:])
+    if jax.sharding.get_abstract_mesh().empty:
+        return leaf.reshape(shape)
+    spec = jax.typeof(leaf).sharding.spec
+    return jax.lax.reshape(leaf, shape, out_sharding=PartitionSpec(*(None,) * len(new), *spec[old:]))
 
 
 def _pick(stacked: Array, index: Array) -> Array:
     return jax.lax.dynamic_index_in_dim(stacked, index, keepdims=False)
+
+
+def empty_kv(kind: LayerKind, x: Array) -> KV:
+    """Zeros of the shape of a layer's keys and values (G, N, K, d), for activations x (G, N, D)."""
+    kv = shard(jnp.zeros((*x.shape[:2], kind.kv_heads, kind.head_dim), x.dtype), "group", None, "kv_heads", None)
+    return kv, kv
 
 
 def repeat_heads(kv: KV, heads: int) -> KV:

@@ -12,7 +12,7 @@ from portlab_jax.attention import attend
 from portlab_jax.lora import Adapter, AdapterOptions
 from portlab_jax.loss import LossOptions, LossSums, supervised_loss
 from portlab_jax.mesh import partition, shard
-from portlab_jax.model import Inputs, Params, Weights, hidden_states, repeat_heads, with_adapter
+from portlab_jax.model import Inputs, Params, Weights, empty_kv, hidden_states, repeat_heads, with_adapter
 from portlab_jax.packing import Batch, Layout
 from portlab_jax.remat import Remat
 from portlab_spec.models import GemmaConfig, LayerKind
@@ -95,6 +95,10 @@ class PackedAttention:
     def __init__(self, batch: Batch, options: StepOptions) -> None:
         self.rows, self.blocks, self.scale = batch.rows, batch.blocks, options.config.attention_scale
         self.implementation = dict(options.attention)
+
+    def empty(self, kind: LayerKind, x: Array) -> Any:
+        """See `portlab_jax.model.Attend`."""
+        return empty_kv(kind, x)
 
     def __call__(self, kind: LayerKind, q: Array, kv: Any, state: Any, *, shared: bool) -> tuple[Array, Any, Any]:
         """See `portlab_jax.model.Attend`."""
