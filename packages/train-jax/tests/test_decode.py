@@ -1,5 +1,8 @@
 """Greedy decoding with a shared prefix gives what the whole sequence gives without a cache."""
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import jax
@@ -9,12 +12,27 @@ import torch
 
 from portlab_jax.decode import Decoder, common_prefix_length
 from portlab_jax.lora import AdapterOptions, init_adapter
+from portlab_jax.mesh import MeshPlan
 from portlab_jax.model import with_adapter
+from portlab_jax.weights import load_params
 from portlab_spec.models import plan_adapter
-from portlab_spec.recipe import Lora
+from portlab_spec.recipe import Lora, Mesh
 
 NEW = 10
 OPTIONS = AdapterOptions()
+# (data, fsdp, tp). The models have four query heads, and two key/value heads or one.
+MESHES = [
+    ("gemma3, two kv heads", (4, 1, 2)),  # both kinds of heads are cut
+    ("gemma3, two kv heads", (2, 1, 4)),  # keys and values are repeated
+    ("gemma3, one kv head, wide window", (1, 1, 8)),  # no heads are cut
+    ("gemma4, keys are values", (4, 1, 2)),  # heads of sliding layers are cut, those of full ones repeated
+    ("gemma4, shared keys and values", (2, 2, 2)),
+    ("gemma4, experts", (1, 1, 2)),
+]
+
+on_eight_devices = pytest.mark.skipif(
+    jax.device_count() < 8, reason="run by test_on_eight_devices in a process with 8 virtual devices"
+)
 
 
 @pytest.fixture
@@ -106,3 +124,29 @@ def test_progress_is_told_after_every_batch(tiny_one, rng, decode):
     told = []
     decode(tiny_one, prompts_with(rng, 4, [1, 1, 1]), (), 2, batch_size=2, advance=told.append)
     assert told == [2, 3]
+
+
+@on_eight_devices
+@pytest.mark.parametrize(("case", "sizes"), MESHES)
+def test_equals_transformers_on_a_mesh(tiny_model, rng, decode, case, sizes):
+    tiny = tiny_model(case)
+    data, fsdp, tp = sizes
+    mesh = MeshPlan.create(Mesh(data=data, fsdp=fsdp, tp=tp), jax.devices()[: data * fsdp * tp])
+    with jax.set_mesh(mesh.mesh):
+        params, _ = load_params(tiny.folder, tiny.config, jnp.float32, mesh)
+    prompts = prompts_with(rng, 9, [3, 9, 1, 5, 2])
+    stop_ids = (reference(tiny, prompts[0], ())[2],)
+    expected = [reference(tiny, p, stop_ids) for p in prompts]
+    # Three rows at a time: rounded up to the mesh's groups, and more than one batch of them where there are few.
+    placed = SimpleNamespace(config=tiny.config, mesh=mesh, params=params)
+    assert decode(placed, prompts, stop_ids, batch_size=3) == expected
+
+
+def test_on_eight_devices():
+    if jax.device_count() >= 8:
+        pytest.skip("this is the process with 8 devices")
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", __file__, "-k", "on_a_mesh"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert f"{len(MESHES)} passed" in done.stdout
