@@ -4,6 +4,7 @@ Own code rather than the library: the library's writer wants all tensors of a fi
 writes numpy arrays that are not C-contiguous as garbage (huggingface/safetensors#825).
 """
 
+import mmap
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,7 +32,17 @@ class _MappedFile:
 
     @cached_property
     def data(self) -> np.ndarray:
-        return np.memmap(self.path, dtype=np.uint8, mode="r")[self.header.data_start :]
+        return np.frombuffer(self._map, np.uint8)[self.header.data_start :]
+
+    @cached_property
+    def _map(self) -> mmap.mmap:
+        with self.path.open("rb") as stream:
+            return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def release(self) -> None:
+        """Take the pages that were read out of this process's memory; they are read again when they are touched."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass(frozen=True)
@@ -61,7 +72,11 @@ class TensorView:
     def numpy(self) -> np.ndarray:
         """The tensor as a read-only array backed by the file: pages are read as they are touched."""
         stored = self._file.data[self.info.start : self.info.end]
-        return stored.view(np.ndarray).view(self.dtype).reshape(self.shape)
+        return stored.view(self.dtype).reshape(self.shape)
+
+    def release(self) -> None:
+        """Give back the memory that reading tensors of this file took; they can be read again."""
+        self._file.release()
 
 
 def read_index(path: Path) -> dict[str, Any]:

@@ -118,14 +118,15 @@ def load_params(folder: Path, config: GemmaConfig, dtype: Any, mesh: MeshPlan) -
 
     def read(param: Param, index: tuple[slice, ...]) -> np.ndarray:
         views = [tensors[name] for name in param.tensor_names(report.prefix)]
-        if not param.stack:
-            return np.array(views[0].numpy()[index], dtype)
-        layers = range(param.count)[index[0]]
-        part = [len(range(size)[s]) for size, s in zip(param.shape, index[1:], strict=True)]
-        buffer = np.empty((len(layers), *part), dtype)
+        layers = range(param.count)[index[0]] if param.stack else range(1)
+        part = index[1:] if param.stack else index
+        shape = [len(range(size)[s]) for size, s in zip(param.shape, part, strict=True)]
+        buffer = _aligned((len(layers), *shape), dtype)
         for row, i in enumerate(layers):
-            buffer[row] = views[i].numpy()[index[1:]]
-        return buffer
+            buffer[row] = views[i].numpy()[part]
+            # Pages of the file count as this process's memory as long as they are mapped.
+            views[i].release()
+        return buffer if param.stack else buffer[0]
 
     params: Params = {"layers": {}}
     for param in param_table(config):
@@ -137,6 +138,14 @@ def load_params(folder: Path, config: GemmaConfig, dtype: Any, mesh: MeshPlan) -
         # One parameter at a time: the next buffer is allocated when this one has gone.
         place[param.name] = jax.block_until_ready(array)
     return params, report
+
+
+def _aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An empty array that a CPU device takes over as it is; one that is not aligned to 64 bytes it would copy."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    raw = np.empty(size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size].view(dtype).reshape(shape)
 
 
 def abstract_params(config: GemmaConfig, dtype: Any, mesh: MeshPlan) -> Params:
