@@ -149,13 +149,18 @@ def rng():
 
 
 @pytest.fixture(scope="session")
-def tiny_chat_folder(tmp_path_factory):
-    """A tiny random Gemma with the real tokenizer: the whole command line runs on it in seconds."""
+def default_folder():
+    """The default model's folder."""
     from portlab_spec.assets import default_model
 
+    return default_model().path
+
+
+@pytest.fixture(scope="session")
+def tiny_chat_folder(tmp_path_factory, default_folder):
+    """A tiny random Gemma with the real tokenizer: the whole command line runs on it in seconds."""
     folder = tmp_path_factory.mktemp("tiny-chat")
-    real = default_model().path
-    config = json.loads((real / "config.json").read_text()) | {
+    config = json.loads((default_folder / "config.json").read_text()) | {
         "hidden_size": 16,
         "intermediate_size": 32,
         "num_hidden_layers": 2,
@@ -168,7 +173,7 @@ def tiny_chat_folder(tmp_path_factory):
     }
     (folder / "config.json").write_text(json.dumps(config))
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        (folder / name).write_bytes((real / name).read_bytes())
+        (folder / name).write_bytes((default_folder / name).read_bytes())
     rng = np.random.default_rng(0)
     table = param_table(GemmaConfig.load(folder))
     layout = {name: param.shape for param in table for name in param.tensor_names("model.")}
