@@ -28,6 +28,7 @@ MESHES = [
     ("gemma4, keys are values", (4, 1, 2)),  # heads of sliding layers are cut, those of full ones repeated
     ("gemma4, shared keys and values", (2, 2, 2)),
     ("gemma4, experts", (1, 1, 2)),
+    ("gemma4, experts", (1, 4, 2)),
 ]
 
 on_eight_devices = pytest.mark.skipif(

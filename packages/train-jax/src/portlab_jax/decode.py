@@ -54,11 +54,16 @@ class Decoder:
         stop_ids: Sequence[int],
         max_new_tokens: int,
         mesh: MeshPlan,
+        *,
+        dtype: Any = None,
     ) -> None:
+        """Fix what is compiled; `dtype` is that of the activations, by default the embedding's."""
         self._mesh, self._config, self._stop = mesh, config, set(stop_ids)
-        self._prefill = jax.jit(functools.partial(_prefill, config=config, options=options))
+        self._prefill = jax.jit(functools.partial(_prefill, config=config, options=options, dtype=dtype))
         self._generate = jax.jit(
-            functools.partial(_generate, config=config, options=options, stop_ids=tuple(stop_ids), new=max_new_tokens)
+            functools.partial(
+                _generate, config=config, options=options, dtype=dtype, stop_ids=tuple(stop_ids), new=max_new_tokens
+            )
         )
 
     def __call__(
@@ -146,14 +151,16 @@ class PrefixAttention:
         return shard(out, "group", None, "heads", None), kv, None if shared else kv
 
 
-def _prefill(weights: Weights, prefix: Array, *, config: GemmaConfig, options: AdapterOptions) -> dict[str, Any]:
+def _prefill(
+    weights: Weights, prefix: Array, *, config: GemmaConfig, options: AdapterOptions, dtype: Any
+) -> dict[str, Any]:
     """Keys and values (n, 1, P, K, d) of the shared prefix, by stack."""
     length = prefix.shape[0]
     padded = _multiple(length, BLOCK)
     ids = jnp.pad(prefix, (0, padded - length))[None]
     positions = jnp.arange(padded, dtype=jnp.int32)[None]
     attention = PrefixAttention(length, padded, config.attention_scale)
-    _, state = hidden_states(weights, config, options, Inputs(ids, positions), attention)
+    _, state = hidden_states(weights, config, options, Inputs(ids, positions), attention, dtype=dtype)
     return {name: jax.tree.map(lambda x: x[:, :, :length], kv) for name, kv in state.items()}
 
 
@@ -243,6 +250,7 @@ def _generate(
     *,
     config: GemmaConfig,
     options: AdapterOptions,
+    dtype: Any,
     stop_ids: tuple[int, ...],
     new: int,
 ) -> Array:
@@ -256,9 +264,9 @@ def _generate(
     for stack in config.stacks:
         if not stack.kind.shares_kv:
             shape = (len(stack.layers), batch, width + new, stack.kind.kv_heads, stack.kind.head_dim)
-            empty = shard(jnp.zeros(shape, weights.embedding.dtype), None, "group", None, "kv_heads", None)
+            empty = shard(jnp.zeros(shape, dtype or weights.embedding.dtype), None, "group", None, "kv_heads", None)
             caches[stack.name] = (empty, empty)
-    run = functools.partial(_run_rows, weights, config, options, prefix, p)
+    run = functools.partial(_run_rows, weights, config, options, dtype, prefix, p)
 
     def pick(hidden: Array) -> Array:
         loss = LossOptions(token_ids=options.token_ids, softcap=config.final_softcap)
@@ -291,6 +299,7 @@ def _run_rows(
     weights: Weights,
     config: GemmaConfig,
     options: AdapterOptions,
+    dtype: Any,
     prefix: dict[str, Any] | None,
     length: int,
     slots: Slots,
@@ -302,5 +311,6 @@ def _run_rows(
     positions = jax.lax.dynamic_slice_in_dim(slots.positions, at, tokens.shape[1], axis=1)
     state = {name: (None if prefix is None else prefix[name], cache) for name, cache in caches.items()}
     attention = RowAttention(slots, positions, at, length, config.attention_scale)
-    hidden, new = hidden_states(weights, config, options, Inputs(tokens, positions), attention, state=state)
+    inputs = Inputs(tokens, positions)
+    hidden, new = hidden_states(weights, config, options, inputs, attention, state=state, dtype=dtype)
     return hidden, {name: new[name] for name in caches}

@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from portlab_jax.lora import Low
-from portlab_jax.mesh import GROUP_AXES, axis_size, partition, shard
+from portlab_jax.mesh import axis_size, partition, shard
 from portlab_jax.remat import PRODUCT
 from portlab_spec.models import GemmaConfig
 
@@ -67,7 +67,7 @@ def mix(x: Array, experts: Array, weights: Array, w: dict[str, Array], low: dict
     if mesh.empty:
         return _mix_local(x, experts, weights, gate_up, down, lows, 0)
     cut = count % axis_size("experts") == 0
-    rows, parts = PartitionSpec(GROUP_AXES), PartitionSpec("tp" if cut else None)
+    rows, parts = partition(("group",), (x.shape[0],)), PartitionSpec("tp" if cut else None)
 
     def local(x: Array, experts: Array, weights: Array, gate_up: Array, down: Array, lows: list[Low | None]) -> Array:
         first = jax.lax.axis_index("tp") * gate_up.shape[0] if cut else 0

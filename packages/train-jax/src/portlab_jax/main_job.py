@@ -247,7 +247,7 @@ def _fit(
 ) -> Fitted:
     recipe, options = setup.recipe, setup.options
     stops = stop_ids(data.fmt, tokenizer)
-    decoder = Decoder(setup.config, options.adapter, stops, recipe.max_new_tokens, setup.mesh)
+    decoder = Decoder(setup.config, options.adapter, stops, recipe.max_new_tokens, setup.mesh, dtype=options.dtype)
 
     def scored(name: str, adapter: Any) -> Stage:
         def compute() -> Answers:
