@@ -55,19 +55,23 @@ ENVIRONMENTS = {
             "pytest",
             "ruff",
             "safetensors",
+            "tensorboardX",
             "torch==2.9.1",  # the newest that torch_xla supports; one version everywhere means one download
             "transformers==5.23.0",
             "trl==1.16.0",
             "types-pyyaml",
         ),
     ),
+    # Tunix and what it was measured with; it needs other versions than the tests.
+    "bench_tunix": Environment(extras=(), more=("google-tunix==0.1.7", "jax==0.12.0.1", "flax==0.12.12"), packages=()),
 }
 
 
 def install(session: nox.Session, environment: str) -> None:
-    """Install an environment's pins and the workspace packages, editable."""
+    """Install an environment's pins and its workspace packages, editable."""
     session.install("-r", f"requirements/{environment}.txt")
-    session.install("--no-deps", *(arg for package in ENVIRONMENTS[environment].packages for arg in ("-e", package)))
+    if packages := ENVIRONMENTS[environment].packages:
+        session.install("--no-deps", *(arg for package in packages for arg in ("-e", package)))
 
 
 @nox.session(python=PYTHON)
@@ -109,10 +113,14 @@ class Benchmark(NamedTuple):
 
     about: str
     environment: str = "tests"
+    requires: tuple[str, ...] = ()  # sessions that make the environments of peers
 
 
 BENCHMARKS = {
     "bench_step": Benchmark("packed training step beside its plain variants and transformers + PEFT"),
+    "bench_attention": Benchmark("attention over packed rows beside a mask written out"),
+    "bench_train": Benchmark("whole training beside Tunix and TRL", requires=("bench_tunix",)),
+    "gpu_train": Benchmark("the same on one NVIDIA GPU; needs interpreters of the peers", "train_jax_cuda12"),
     "bench_spec": Benchmark("preparing a tool-call data set, beside TRL"),
     "bench_data": Benchmark("leaks found, long rows fitted, buckets, groups with one prompt"),
     "bench_parsers": Benchmark("tool-call parsers on the outputs on which they disagree"),
@@ -132,7 +140,13 @@ def add_benchmark(name: str, benchmark: Benchmark) -> None:
         session.run("python", f"bench/{name}.py", *session.posargs)
 
     run.__doc__ = benchmark.about
-    nox.session(run, python=PYTHON, name=name)
+    nox.session(run, python=PYTHON, name=name, requires=benchmark.requires)
+
+
+@nox.session(python=PYTHON)
+def bench_tunix(session: nox.Session) -> None:
+    """Make the environment in which bench_train runs Tunix."""
+    install(session, "bench_tunix")
 
 
 for name, benchmark in BENCHMARKS.items():
