@@ -61,15 +61,22 @@ class ChangeStats:
 
 @dataclass(frozen=True)
 class LowRankUpdate:
-    """W + scaling * (a @ b).T, for factors a (in, r) and b (r, out) in f32."""
+    """W + scaling * (a @ b).T for M matrices (out, in), one behind the other: one, or one for each expert."""
 
-    a_rows: np.ndarray  # (r, in), C order
-    b_rows: np.ndarray  # (out, r), C order, scaled
+    a_rows: np.ndarray  # (M, r, in), C order
+    b_rows: np.ndarray  # (M, out, r), C order, scaled
 
     @classmethod
     def of(cls, a: np.ndarray, b: np.ndarray, scaling: float) -> "LowRankUpdate":
-        """Transpose and scale the factors once for all blocks."""
-        return cls(np.ascontiguousarray(a.T), np.ascontiguousarray(b.T) * np.float32(scaling))
+        """Transpose and scale the f32 factors (in, r) and (r, out), or (M, in, r) and (M, r, out), for all blocks."""
+        a_rows, b_rows = (np.ascontiguousarray(factor.mT) for factor in (a, b))
+        b_rows = b_rows * np.float32(scaling)
+        return cls(a_rows.reshape(-1, *a_rows.shape[-2:]), b_rows.reshape(-1, *b_rows.shape[-2:]))
+
+    def rows(self, first: int, count: int) -> np.ndarray:
+        """What is added to rows first..first+count of all M * out, which must lie in one matrix."""
+        matrix, row = divmod(first, self.b_rows.shape[1])
+        return self.b_rows[matrix, row : row + count] @ self.a_rows[matrix]
 
 
 @dataclass(frozen=True)
@@ -107,7 +114,7 @@ def update_block(
     Args:
         raw: the block in the base's dtype, C order.
         columns: length of a row.
-        first_row: index of the block's first row in the tensor.
+        first_row: index of the block's first row in the tensor, whose leading dimensions count as one.
         update: what to do.
         source: safetensors dtype of `raw`.
         target: safetensors dtype of the result.
@@ -122,7 +129,7 @@ def update_block(
     if isinstance(update, RowReplacement):
         return _replace_rows(raw, stored, first_row, update, source, target)
     weight = _as_f32(stored)
-    delta = update.b_rows[first_row : first_row + len(weight)] @ update.a_rows
+    delta = update.rows(first_row, len(weight))
     rounded = _round(weight + delta, target)
     return rounded.tobytes(), _change(weight, delta, rounded)
 

@@ -51,17 +51,18 @@ class BaseModel:
         )
 
     def resolve(self, module: str) -> str:
-        """Name of the weight of a module, whichever prefix this folder uses.
+        """Name of the weight of a module, or of a bare parameter, whichever prefix this folder uses.
 
         Raises:
             UserError: no tensor, or more than one, has that name.
         """
-        name = f"{module}.weight"
-        if name in self.tensors:
-            return name
+        names = [f"{module}.weight", module]  # experts are parameters without a module of their own
+        if present := [name for name in names if name in self.tensors]:
+            return present[0]
         # The longest prefix first: "model." is also the start of "model.language_model.".
-        known = next((p for p in sorted(PREFIXES, key=len, reverse=True) if name.startswith(p)), "")
-        found = [p + name[len(known) :] for p in PREFIXES if p + name[len(known) :] in self.tensors]
+        known = next((p for p in sorted(PREFIXES, key=len, reverse=True) if module.startswith(p)), "")
+        others = [p + name[len(known) :] for p in PREFIXES for name in names]
+        found = [name for name in others if name in self.tensors]
         if len(found) == 1:
             return found[0]
         what = "matches " + " and ".join(found) if found else "is not in the base under any known prefix"

@@ -2,8 +2,9 @@
 
 The trainer stores this as `custom_metadata` of every step; the format tag names its version. A leaf stacks
 one kind of module over the layers: `a` is f32 (L, in, r) and `b` is f32 (L, r, out), and module i of the leaf
-gets the update scaling_i * (a[i] @ b[i]).T in the (out, in) orientation of Hugging Face. Token rows are full
-values that replace rows of the embedding.
+gets the update scaling_i * (a[i] @ b[i]).T in the (out, in) orientation of Hugging Face. Experts have an axis of their
+own behind L, in the leaves, (L, E, in, r) and (L, E, r, out), as in the base, (E, out, in). Token rows are full values
+that replace rows of the embedding.
 """
 
 import math

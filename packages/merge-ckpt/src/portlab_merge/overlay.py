@@ -5,6 +5,7 @@ the writer appends them, and the digests of both files are taken on the way. Not
 blocks is ever in memory.
 """
 
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -142,7 +143,7 @@ class _MergedFile:
 
 @dataclass(frozen=True)
 class _Block:
-    """A range of the base's data in one tensor: whole rows if it is updated, else any whole elements."""
+    """A range of the base's data in one tensor: whole rows of a matrix if it is updated, else any whole elements."""
 
     tensor: TensorInfo
     target: str
@@ -155,13 +156,18 @@ class _Block:
 def _blocks(header: Header, layout: Header, updates: dict[str, Update]) -> Iterator[_Block]:
     for tensor, output in zip(header.tensors, layout.tensors, strict=True):
         update = updates.get(tensor.name)
-        size = COPY_BYTES
-        if update is not None:
-            row_bytes = tensor.nbytes // tensor.shape[0]
-            size = row_bytes * rows_per_block(tensor.shape[1])
-        for start in range(tensor.start, tensor.end, size):
-            first_row = (start - tensor.start) // row_bytes if update is not None else 0
-            yield _Block(tensor, output.dtype, start, min(start + size, tensor.end), first_row, update)
+        if update is None:
+            for start in range(tensor.start, tensor.end, COPY_BYTES):
+                yield _Block(tensor, output.dtype, start, min(start + COPY_BYTES, tensor.end), 0, None)
+            continue
+        rows, columns = tensor.shape[-2:]
+        row_bytes = tensor.nbytes // math.prod(tensor.shape[:-1])
+        size = row_bytes * rows_per_block(columns)
+        for matrix in range(tensor.start, tensor.end, row_bytes * rows):
+            end = matrix + row_bytes * rows
+            for start in range(matrix, end, size):
+                first_row = (start - tensor.start) // row_bytes
+                yield _Block(tensor, output.dtype, start, min(start + size, end), first_row, update)
 
 
 def _merge_file(
@@ -206,7 +212,7 @@ def _compute(block: _Block, raw: bytes) -> tuple[bytes, ChangeStats | None]:
     if block.update is None:
         return convert(raw, tensor.dtype, block.target), None
     try:
-        return update_block(raw, tensor.shape[1], block.first_row, block.update, tensor.dtype, block.target)
+        return update_block(raw, tensor.shape[-1], block.first_row, block.update, tensor.dtype, block.target)
     except FloatingPointError as error:
         raise UserError(
             f"{tensor.name} is {error}",

@@ -2,7 +2,10 @@
 
 Names, config keys and the form of trained token rows are those of peft 0.21.2 (tuners/lora/config.py,
 utils/save_and_load.py, tuners/trainable_tokens): keys are `base_model.model.<module>.lora_{A,B}.weight`, and the
-rows, full values in spite of their name, are `<embedding>.token_adapter.trainable_tokens_delta`.
+rows, full values in spite of their name, are `<embedding>.token_adapter.trainable_tokens_delta`. Experts are
+`target_parameters` (tuners/lora/layer.py, ParamWrapper): all of a layer in one pair of matrices, lora_A (E * r, in)
+with the ranks of an expert side by side, lora_B (out, r * E) with the experts of a rank side by side. Of two parameters
+of one module, PEFT wraps the first, in the order of the module, and then the wrapper.
 """
 
 import re
@@ -14,13 +17,14 @@ from typing import Any
 import numpy as np
 
 from portlab_merge.base_model import BaseModel
-from portlab_merge.plan import Plan, refuse_overlap
+from portlab_merge.plan import LoraTarget, Plan, refuse_overlap
 from portlab_spec.errors import UserError
 from portlab_spec.files import new_folder, require_free_space, sha256_file, write_json
 from portlab_spec.safetensors_header import encode_header, lay_out
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
+EXPERTS = ("gate_up_proj", "down_proj")  # parameters of a module of experts, in its order
 
 
 def export_adapter(plan: Plan, out: Path) -> dict[str, Any]:
@@ -67,9 +71,16 @@ def check_base_weights(plan: Plan) -> None:
 
 def adapter_tensors(plan: Plan) -> Iterator[tuple[str, np.ndarray]]:
     """Name and f32 value of every tensor of the adapter: lora_A (r, in), lora_B (out, r), token rows (n, D)."""
+    adapted = {target.tensor for target in plan.targets}
     for target in plan.targets:
         a, b = plan.factors(target)
         module = module_path(target.tensor)
+        if _is_expert(target):
+            module, _, parameter = module.rpartition(".")
+            if parameter == EXPERTS[0] and target.tensor.removesuffix(parameter) + EXPERTS[1] in adapted:
+                module += ".base_layer"
+            a = a.swapaxes(0, 1).reshape(a.shape[1], -1)  # (E, in, r) -> (in, E * r)
+            b = b.swapaxes(0, 1).reshape(-1, b.shape[2])  # (E, r, out) -> (r * E, out)
         yield f"base_model.model.{module}.lora_A.weight", a.T
         yield f"base_model.model.{module}.lora_B.weight", b.T
     if plan.rows:
@@ -81,6 +92,8 @@ def adapter_config(plan: Plan) -> dict[str, Any]:
     """The content of `adapter_config.json`."""
     metadata = plan.checkpoint.metadata
     lora = metadata.lora
+    modules = [module_path(target.tensor) for target in plan.targets if not _is_expert(target)]
+    parameters = [module_path(target.tensor) for target in plan.targets if _is_expert(target)]
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -89,19 +102,26 @@ def adapter_config(plan: Plan) -> dict[str, Any]:
         "r": lora.rank,
         "lora_alpha": _plain(lora.alpha),
         "use_rslora": lora.use_rslora,
-        "lora_dropout": lora.dropout,
+        # Acts in training only; PEFT refuses it beside experts.
+        "lora_dropout": 0.0 if parameters else lora.dropout,
         "rank_pattern": lora.rank_pattern,
         "alpha_pattern": {key: _plain(alpha) for key, alpha in lora.alpha_pattern.items()},
-        "target_modules": target_regex([module_path(t.tensor) for t in plan.targets], plan.base),
+        "target_modules": target_regex(modules, plan.base) if modules else [],
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
         "modules_to_save": None,
         "use_dora": False,
     }
+    if parameters:
+        config["target_parameters"] = parameters
     if plan.rows:
         config["trainable_token_indices"] = {"embed_tokens": list(plan.rows.ids)}
     return config
+
+
+def _is_expert(target: LoraTarget) -> bool:
+    return len(target.shape) == 3
 
 
 def module_path(tensor: str) -> str:

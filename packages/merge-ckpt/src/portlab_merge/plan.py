@@ -49,7 +49,10 @@ class Plan:
     rows: RowsTarget | None
 
     def factors(self, target: LoraTarget) -> tuple[np.ndarray, np.ndarray]:
-        """The f32 factors a (in, r) and b (r, out) of a target; the update is scaling * (a @ b).T."""
+        """The f32 factors a (in, r) and b (r, out) of a target; the update is scaling * (a @ b).T.
+
+        For experts (E, in, r) and (E, r, out), one product for each.
+        """
         leaves = self.checkpoint.leaves
         return leaves[f"lora/{target.leaf}/a"][target.row], leaves[f"lora/{target.leaf}/b"][target.row]
 
@@ -63,7 +66,7 @@ class Plan:
         |s (a b)^T|^2 = s^2 trace((a^T a)(b b^T)): no (out, in) matrix is formed.
         """
         a, b = (factor.astype(np.float64) for factor in self.factors(target))
-        return abs(target.scaling) * math.sqrt(max(0.0, float(np.sum((a.T @ a) * (b @ b.T)))))
+        return abs(target.scaling) * math.sqrt(max(0.0, float(np.sum((a.mT @ a) * (b @ b.mT)))))
 
 
 class PlanRefused(UserError):
@@ -149,12 +152,14 @@ def _leaf_targets(base: BaseModel, checkpoint: Checkpoint, leaf: LeafModules, pr
     if a is None or b is None:
         return []  # reported already
     count = len(leaf.modules)
-    if a.ndim != 3 or b.ndim != 3 or a.shape[2] != b.shape[1] or a.shape[0] != count or b.shape[0] != count:
+    experts, rank = a.shape[1:-2], a.shape[-1]
+    if a.ndim not in (3, 4) or a.shape[0] != count or b.shape[:-1] != (count, *experts, rank):
         problems.append(
             f"leaf lora/{leaf.target} has a {a.shape} and b {b.shape} for {count} modules, "
-            f"expected ({count}, in, r) and ({count}, r, out)"
+            f"expected ({count}, in, r) and ({count}, r, out), with experts' number behind the first"
         )
         return []
+    shape = (*experts, b.shape[-1], a.shape[-2])
     if not b.any():
         problems.append(f"leaf lora/{leaf.target}/b is all zero: the adapter is still at its initialisation")
     lora = checkpoint.metadata.lora
@@ -165,13 +170,13 @@ def _leaf_targets(base: BaseModel, checkpoint: Checkpoint, leaf: LeafModules, pr
         except UserError as error:
             problems.append(error.what)
             continue
-        tensor, rank = base.tensors[name][1], lora.rank_of(module)
+        tensor, told = base.tensors[name][1], lora.rank_of(module)
         if not any(module == t or module.endswith(f".{t}") for t in lora.targets):
             problems.append(f"module {module} is none of the targets {', '.join(lora.targets)}")
-        if tensor.shape != (b.shape[2], a.shape[1]):
-            problems.append(f"{name} is {tensor.shape}, the update is {(b.shape[2], a.shape[1])}")
-        if a.shape[2] != rank:
-            problems.append(f"module {module} has rank {a.shape[2]}, the metadata says {rank}")
+        if tensor.shape != shape:
+            problems.append(f"{name} is {tensor.shape}, the update is {shape}")
+        if rank != told:
+            problems.append(f"module {module} has rank {rank}, the metadata says {told}")
         if tensor.dtype not in FLOATS:
             problems.append(f"{name} is {tensor.dtype}: a quantised base cannot be merged into")
         targets.append(

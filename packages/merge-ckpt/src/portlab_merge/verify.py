@@ -7,7 +7,7 @@ scaling * (x a) b. The update is never formed, so an error in forming, slicing, 
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -129,14 +129,25 @@ def _structure_faults(plan: Plan, merged: BaseModel, dtype: str) -> list[str]:
 
 
 def _probe_faults(plan: Plan, merged: BaseModel, target: LoraTarget, scale: float) -> Iterator[str]:
-    a, b = (factor.astype(np.float64) for factor in plan.factors(target))
-    generator = np.random.default_rng(0)
-    probes = generator.choice([-1.0, 1.0], size=(PROBES, target.shape[1]))
-    update = (target.scaling * scale) * ((probes @ a) @ b)  # (PROBES, out)
-    # Bounds the f32 sum of rank products and of the two terms, element by element, whatever the order.
-    size = abs(target.scaling * scale) * (np.abs(a).sum(0) @ np.abs(b))  # (out,)
-    old, new = _Stored.in_model(plan.base, target.tensor), _Stored.in_model(merged, target.tensor)
+    factors = [factor.astype(np.float64) for factor in plan.factors(target)]
+    stored = [_Stored.in_model(model, target.tensor).matrices() for model in (plan.base, merged)]
     dtype = merged.tensors[target.tensor][1].dtype
+    per_matrix = zip(*(factor.reshape(-1, *factor.shape[-2:]) for factor in factors), *stored, strict=True)
+    for number, (a, b, old, new) in enumerate(per_matrix):
+        row = _wrong_row(target.scaling * scale, a, b, old, new, dtype)
+        if row is not None:
+            expert = f"expert {number}, " if len(target.shape) > 2 else ""
+            yield f"tensor {target.tensor} is not base + update ({expert}row {row})"
+            return
+
+
+def _wrong_row(scaling: float, a: np.ndarray, b: np.ndarray, old: "_Stored", new: "_Stored", dtype: str) -> int | None:
+    """The first row of a matrix that is not base + update, if there is one."""
+    generator = np.random.default_rng(0)
+    probes = generator.choice([-1.0, 1.0], size=(PROBES, len(a)))
+    update = scaling * ((probes @ a) @ b)  # (PROBES, out)
+    # Bounds the f32 sum of rank products and of the two terms, element by element, whatever the order.
+    size = abs(scaling) * (np.abs(a).sum(0) @ np.abs(b))  # (out,)
     roundoff, step = UNIT_ROUNDOFF[dtype], SUBNORMAL_STEP[dtype]
     for first, last in old.blocks():
         part = slice(first, last)
@@ -144,12 +155,11 @@ def _probe_faults(plan: Plan, merged: BaseModel, target: LoraTarget, scale: floa
         error = np.abs(probes @ after.T - (probes @ before.T + update[:, part])).max(0)
         # Signs are independent of the roundings, so their sum exceeds 8 standard deviations with
         # probability < 3e-14 (Hoeffding); the f32 arithmetic is bounded outright.
-        arithmetic = UNIT_ROUNDOFF["F32"] * ((target.rank + 4) * size[part] + 2 * np.abs(before).sum(1))
+        arithmetic = UNIT_ROUNDOFF["F32"] * ((a.shape[1] + 4) * size[part] + 2 * np.abs(before).sum(1))
         tolerance = 8 * np.sqrt(((roundoff * np.abs(after) + step) ** 2).sum(1)) + arithmetic
         if not (error <= tolerance).all():
-            row = first + int(np.argmax(~(error <= tolerance)))
-            yield f"tensor {target.tensor} is not base + update (row {row})"
-            return
+            return first + int(np.argmax(~(error <= tolerance)))
+    return None
 
 
 def _rows_faults(plan: Plan, merged: BaseModel, rows: RowsTarget, scale: float) -> Iterator[str]:
@@ -203,6 +213,12 @@ class _Stored:
     def in_model(cls, model: BaseModel, name: str) -> "_Stored":
         file, tensor = model.tensors[name]
         return cls.of(model.folder / file, model.shards[file], tensor)
+
+    def matrices(self) -> Iterator["_Stored"]:
+        """The matrices of which it is a stack; itself if it is one."""
+        size = math.prod(self.shape[-2:]) * self.dtype.itemsize
+        for i in range(math.prod(self.shape[:-2])):
+            yield replace(self, offset=self.offset + i * size, shape=self.shape[-2:])
 
     def rows(self, first: int, last: int) -> np.ndarray:
         """Rows `first` up to `last`, or to the end."""
