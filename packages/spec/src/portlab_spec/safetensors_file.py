@@ -122,14 +122,23 @@ def open_tensors(folder: Path) -> Mapping[str, TensorView]:
     """
     views: dict[str, TensorView] = {}
     for path in model_files(folder):
-        mapped = _MappedFile(path)
-        views |= {info.name: TensorView(info, mapped) for info in mapped.header.tensors}
+        views |= open_file(path)
     if not (folder / SINGLE_FILE).is_file():
         index = folder / INDEX_FILE
         for name, file in read_index(index)["weight_map"].items():
             if name not in views or views[name].path.name != file:
                 raise UserError(f"{name} is not in {file}", where=str(index), fix="Download the model again")
     return views
+
+
+def open_file(path: Path) -> dict[str, TensorView]:
+    """The tensors of one file by name, its header validated.
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
+    mapped = _MappedFile(path)
+    return {info.name: TensorView(info, mapped) for info in mapped.header.tensors}
 
 
 class Writer:

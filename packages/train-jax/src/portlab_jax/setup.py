@@ -4,12 +4,14 @@ import dataclasses
 import logging
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from portlab_jax.adapter_init import load_adapter
 from portlab_jax.attention import choose
 from portlab_jax.flops import ModelSize
 from portlab_jax.lora import AdapterOptions, adapter_shardings, init_adapter
@@ -159,7 +161,7 @@ def set_up(recipe: Recipe, model: ModelFolder, token_ids: tuple[int, ...]) -> Se
 
 
 def initial_state(setup: Setup) -> TrainState:
-    """Step 0 of a run: a pure function of the recipe and the base. Call it under the run's mesh."""
+    """Step 0 of a run: a pure function of the recipe, the base and `lora.start_from`. Call it under the run's mesh."""
     recipe, adapter = setup.recipe, setup.options.adapter
     key = jax.random.key(recipe.seed)
     if setup.options.full:
@@ -170,6 +172,8 @@ def initial_state(setup: Setup) -> TrainState:
             out_shardings=adapter_shardings(adapter.leaves, setup.mesh, adapter.token_ids),
         )
         trained = make(key, setup.frozen["embed_tokens"])
+        if recipe.lora.start_from:
+            trained = load_adapter(Path(recipe.lora.start_from), adapter.leaves, adapter.token_ids, trained)
     opt = jax.jit(setup.optimizer.init)(trained)
     whole = setup.mesh.replicated
     step = jax.device_put(jnp.zeros((), jnp.int32), whole)
