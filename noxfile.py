@@ -18,7 +18,7 @@ import nox
 sys.path.insert(0, str(Path(__file__).parent))
 import accelerator
 
-nox.needs_version = ">=2024.10.9"
+nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv"
 nox.options.sessions = ["tests"]
 nox.options.reuse_existing_virtualenvs = True

@@ -8,8 +8,10 @@ Each runs in a process of its own, so that peak memory is its own; the first con
 a machine that slowed down meanwhile shows. What cannot hold the whole batch in memory accumulates gradients over
 micro-batches of 4 rows.
 
-    packed            what train-jax runs: shared prefix once, packed suffixes, logits at supervised positions
-    packed, all logits        the same with logits at every suffix position
+    packed            what train-jax runs: a tree of the rows, logits at supervised positions
+    packed, remat dots        the same, which keeps only the results of matrix products for the backward pass
+    packed, remat block       the same, which keeps only the inputs of layers
+    packed, all logits        the same with logits at every position of the tree
     padded, gathered logits   one row per example padded to the longest, logits at supervised positions
     padded, all logits        one row per example padded to the longest, logits at every position
     peft              transformers + PEFT, padded to the longest row as TRL's collator pads, eager loop
@@ -22,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,18 +32,31 @@ from portlab_spec.assets import default_model
 from portlab_spec.data import load_dataset
 from portlab_spec.data.tokens import Row, tokenize
 from portlab_spec.formats import FORMATS
-from portlab_spec.models import GemmaConfig, match_targets, param_table
-from portlab_spec.recipe import load_recipe
+from portlab_spec.models import GemmaConfig
+from portlab_spec.recipe import Mesh, load_recipe
 from portlab_spec.report import peak_rss_bytes
 from portlab_spec.tokenizer import Tokenizer
 from result_file import write_result
+from train_jobs import adapter_values
 
 if TYPE_CHECKING:
-    from portlab_jax.packing import Layout
+    from portlab_jax.packing import Batch, Layout
+    from portlab_jax.setup import Setup
 
 MICRO_BATCH = 4
-RECIPE = load_recipe("functiongemma-fitness")
-CONTENDERS = ("packed", "packed, all logits", "padded, gathered logits", "padded, all logits", "peft")
+LOGITS_AT_A_TIME = 128  # where all are computed
+RECIPE = load_recipe("functiongemma-fitness").model_copy(
+    update={"dtype": "float32", "mesh": Mesh(data=1, fsdp=1, tp=1)}
+)
+CONTENDERS = (
+    "packed",
+    "packed, remat dots",
+    "packed, remat block",
+    "packed, all logits",
+    "padded, gathered logits",
+    "padded, all logits",
+    "peft",
+)
 
 
 def load_rows(count: int) -> list[Row]:
@@ -54,19 +69,6 @@ def load_rows(count: int) -> list[Row]:
         by_tool.setdefault(row.stratum, []).append(row)
     turns = zip(*by_tool.values(), strict=False)
     return [row for turn in turns for row in turn][:count]
-
-
-def adapter_values(config: GemmaConfig) -> dict[str, dict[str, np.ndarray]]:
-    """One random adapter for all contenders, b not zero so that every gradient flows."""
-    rng = np.random.default_rng(0)
-    layers, rank = config.num_hidden_layers, RECIPE.lora.rank
-    return {
-        p.name: {
-            "a": rng.uniform(-1, 1, (layers, p.shape[1], rank)).astype(np.float32) / np.sqrt(p.shape[1]),
-            "b": rng.normal(0, 0.002, (layers, rank, p.shape[0])).astype(np.float32),
-        }
-        for p in match_targets(param_table(config), RECIPE.lora.targets)
-    }
 
 
 def timed(step: Callable[[], float], repeats: int) -> dict[str, object]:
@@ -85,74 +87,82 @@ def timed(step: Callable[[], float], repeats: int) -> dict[str, object]:
 def run_jax(name: str, rows: list[Row], repeats: int) -> dict[str, object]:
     """One of our own variants: loss and gradients of the adapter for all rows."""
     import jax
-    import jax.numpy as jnp
 
-    from portlab_jax.lora import AdapterOptions
-    from portlab_jax.mesh import MeshPlan
-    from portlab_jax.packing import Batch, pack_batch, plan_layout
-    from portlab_jax.step import batch_loss
-    from portlab_jax.weights import load_params
+    from portlab_jax.compiled import Compiled
+    from portlab_jax.lora import adapter_shardings
+    from portlab_jax.packing import pack_batch
+    from portlab_jax.setup import set_up
+    from portlab_jax.step import gradients
 
-    folder = default_model().path
-    config = GemmaConfig.load(folder)
-    params = load_params(folder, config, jnp.dtype(jnp.float32), MeshPlan.create(RECIPE.mesh))
-    options = AdapterOptions.from_recipe(RECIPE.lora)
     packed, all_logits = name.startswith("packed"), name.endswith("all logits")
-    parts = [rows] if packed else [rows[i : i + MICRO_BATCH] for i in range(0, len(rows), MICRO_BATCH)]
-    layout = plan_layout(parts, share_prefix=packed, pack=packed)
-
-    def widen(batch: Batch) -> Batch:
-        """Score every position; those without supervision weigh nothing."""
-        size = layout.rows * layout.row_length
-        targets, weights = np.zeros((1, size), np.int32), np.zeros((1, size), np.float32)
-        real = np.flatnonzero(batch.weights[0])
-        targets[0, batch.slots[0, real]] = batch.targets[0, real]
-        weights[0, batch.slots[0, real]] = 1.0
-        return batch._replace(slots=np.arange(size, dtype=np.int32)[None], targets=targets, weights=weights)
-
-    batches = [pack_batch(part, layout, pack=packed) for part in parts]
-    chunk = layout.chunk
+    remat = name.rpartition(" remat ")[2] if "remat" in name else "none"
+    recipe = RECIPE.model_copy(update={"share_prefix": packed, "pack": packed, "remat": remat})
+    setup = set_up(recipe, default_model(), ())
+    layout = setup.plan([rows], accumulate=1 if packed else len(rows) // MICRO_BATCH).layout(0)
+    batch, chunk = pack_batch(rows, layout), layout.chunk
+    counted = gflop(setup, batch)
     if all_logits:
-        batches = [widen(b) for b in batches]
-        chunk = layout.row_length
-    adapter = {"lora": jax.tree.map(jnp.asarray, adapter_values(config))}
-    grad = jax.jit(lambda ad, p, b: jax.value_and_grad(batch_loss)(ad, p, b, config, options, chunk))
-    counts = [float(b.weights.sum()) for b in batches]
-
-    def step() -> float:
-        total, grads = 0.0, None
-        for batch, count in zip(batches, counts, strict=True):
-            loss, g = grad(adapter, params, batch)
-            total += float(loss) * count
-            g = jax.tree.map(lambda x, c=count: x * (c / sum(counts)), g)
-            grads = g if grads is None else jax.tree.map(jnp.add, grads, g)
-        jax.block_until_ready(grads)
-        return total / sum(counts)
-
-    tokens = len(parts) * layout.tokens_per_step
-    logits = sum(b.slots.shape[1] for b in batches)
-    counted = {k: v * len(parts) for k, v in gflop(config, layout, logits // len(parts)).items()}
-    return timed(step, repeats) | {"token_positions": tokens, "logit_positions": logits, "gflop_counted": counted}
-
-
-def gflop(config: GemmaConfig, layout: "Layout", logits: int) -> dict[str, float]:
-    """Multiplications and additions of one pass over a layout, forward and backward, counted by part, in 10^9.
-
-    Frozen weights take two products (forward, gradient of the input), adapters three, attention twice its forward
-    in the backward pass, the head two per scored position.
-    """
-    n, layers = layout.tokens_per_step, config.num_hidden_layers
-    linears = [p for p in param_table(config) if p.target]
-    adapted = match_targets(param_table(config), RECIPE.lora.targets)
-    seen = layout.prefix**2 + layout.rows * layout.row_length * (layout.prefix + layout.row_length)
-    width = config.num_attention_heads * config.head_dim
-    parts = {
-        "frozen linear layers": 2 * 2 * n * layers * sum(p.shape[0] * p.shape[1] for p in linears),
-        "loss": 2 * 2 * logits * config.vocab_size * config.hidden_size,
-        "attention": 3 * 2 * 2 * layers * seen * width,
-        "adapters": 3 * 2 * n * layers * RECIPE.lora.rank * sum(sum(p.shape) for p in adapted),
+        chunk = LOGITS_AT_A_TIME
+        batch = widen(batch, layout, chunk)
+    leaves, options = setup.options.adapter.leaves, setup.for_layout(layout)
+    values = adapter_values(setup.config, RECIPE.lora)
+    stacked = {
+        leaf.key: {w: np.stack([values[f"{module}.{w}"] for module in leaf.modules("")]) for w in ("a", "b")}
+        for leaf in leaves
     }
-    return {name: flop / 1e9 for name, flop in parts.items()}
+    with jax.set_mesh(setup.mesh.mesh):
+        adapter = jax.device_put({"lora": stacked}, adapter_shardings(leaves, setup.mesh))
+        placed = setup.mesh.put_rows(batch, axis=1)
+        compiled = Compiled(jax.jit(lambda a, f, b: gradients(a, f, b, options, chunk)), name)
+
+        def step() -> float:
+            sums, total, grads = compiled(adapter, setup.frozen, placed)
+            jax.block_until_ready(grads)
+            return float(sums.loss / total)
+
+        figures = timed(step, repeats)
+    memory = compiled.memory
+    return figures | {
+        "token_positions": layout.tokens_per_step,
+        "logit_positions": batch.slots.size,
+        "gflop_counted": counted,
+        "planned_activation_bytes": memory.temporaries if memory else None,
+    }
+
+
+def widen(batch: "Batch", layout: "Layout", multiple: int) -> "Batch":
+    """Score every position: those without supervision weigh nothing."""
+    positions = layout.rows * layout.row_length
+    parts = []
+    for slots, targets, weights in zip(*(x.reshape(layout.packing.parts, -1) for x in batch[2:]), strict=True):
+        real = weights > 0
+        rest = np.setdiff1d(np.arange(positions, dtype=np.int32), slots[real])
+        zeros = np.zeros_like(rest)
+        parts.append((np.append(slots[real], rest), np.append(targets[real], zeros), np.append(weights[real], zeros)))
+    # A slot that two rows supervise with two targets counts twice.
+    size = -(-max(len(part[0]) for part in parts) // multiple) * multiple
+    wide = [np.stack([np.pad(x, (0, size - len(x))) for x in column]) for column in zip(*parts, strict=True)]
+    slots, targets, weights = (x.reshape(layout.accumulate, layout.groups, size) for x in wide)
+    return batch._replace(slots=slots, targets=targets, weights=weights.astype(np.float32))
+
+
+def gflop(setup: "Setup", batch: "Batch") -> dict[str, float]:
+    """Model FLOPs of a step by part, in 10^9, by the formula of `portlab_jax.flops`."""
+    from portlab_jax.flops import ModelSize, StepSize, attention_size, step_flops, visible_pairs
+
+    config, size, held = setup.config, setup.size(), batch.rows.ends > 0
+    attention = attention_size(
+        (visible_pairs(batch.rows.positions, held, kind.window), config.num_attention_heads, kind.head_dim)
+        for kind in config.layers
+    )
+    tokens, slots = int(held.sum()), int((batch.weights > 0).sum())
+    parts = {
+        "frozen linear layers": (ModelSize(size.linears, 0, 0), StepSize(tokens, 0, 0)),
+        "loss": (ModelSize(0, 0, size.head), StepSize(0, 0, slots)),
+        "attention": (ModelSize(0, 0, 0), StepSize(0, attention, 0)),
+        "adapters": (ModelSize(0, size.adapters, 0), StepSize(tokens, 0, 0)),
+    }
+    return {name: step_flops(*sizes) / 1e9 for name, sizes in parts.items()}
 
 
 def run_peft(rows: list[Row], repeats: int) -> dict[str, object]:
@@ -167,13 +177,11 @@ def run_peft(rows: list[Row], repeats: int) -> dict[str, object]:
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, use_cache=False)
     model = get_peft_model(base, LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets)))
     state = dict(model.named_parameters())
-    values = adapter_values(config)
     with torch.no_grad():
-        for param in match_targets(param_table(config), lora.targets):
-            for i in range(config.num_hidden_layers):
-                stem = f"base_model.model.{param.module(i)}"
-                state[f"{stem}.lora_A.default.weight"].copy_(torch.from_numpy(values[param.name]["a"][i].T.copy()))
-                state[f"{stem}.lora_B.default.weight"].copy_(torch.from_numpy(values[param.name]["b"][i].T.copy()))
+        for name, value in adapter_values(config, lora).items():
+            module, _, which = name.rpartition(".")
+            leaf = state[f"base_model.model.model.{module}.lora_{which.upper()}.default.weight"]
+            leaf.copy_(torch.from_numpy(value.T.copy()))
     longest = max(len(row.ids) for row in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.long)
     mask, labels = torch.zeros_like(ids), torch.full_like(ids, -100)
@@ -206,7 +214,7 @@ def measure(name: str, count: int, repeats: int) -> dict[str, object]:
     return figures | {"examples_per_second": len(rows) / median, "peak_rss_bytes": peak_rss_bytes(), "rows": len(rows)}
 
 
-def in_process_of_its_own(name: str, count: int, repeats: int) -> dict[str, object]:
+def in_process_of_its_own(name: str, count: int, repeats: int) -> dict[str, Any]:
     """Run one contender in a fresh process; a failure is fatal and says so."""
     print(f"{name} ...", file=sys.stderr, flush=True)
     done = subprocess.run(
@@ -230,7 +238,7 @@ def main() -> None:
     if args.contender:
         print(json.dumps(measure(args.contender, args.rows, args.repeats)))
         return
-    figures = {}
+    figures: dict[str, dict[str, Any]] = {}
     for name in CONTENDERS:
         repeats = args.repeats if name.startswith("packed") else 1
         figures[name] = in_process_of_its_own(name, args.rows, repeats)
@@ -242,17 +250,22 @@ def main() -> None:
     ours = min(figures["packed"]["examples_per_second"], figures["packed, again"]["examples_per_second"])
     ratios = {f"packed / {name}": ours / figures[name]["examples_per_second"] for name in CONTENDERS[1:]}
     result = write_result("bench_step", ("jax", "jaxlib", "torch", "transformers", "peft", "numpy"), figures, ratios)
-    print("| contender | examples/s | step, s | token positions | logit positions | peak memory, GiB | packed is |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
+    print(
+        "| contender | examples/s | step, s | token positions | logit positions | activations, GiB "
+        "| peak memory, GiB | packed is |"
+    )
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
     for name, f in figures.items():
         ratio = f"{ratios[key]:.1f}x" if (key := f"packed / {name}") in ratios else ""
+        planned = f"{f['planned_activation_bytes'] / 2**30:.2f}" if f.get("planned_activation_bytes") else ""
         print(
             f"| {name} | {f['examples_per_second']:.2f} | {statistics.median(f['step_seconds']):.2f} "
-            f"| {f['token_positions']} | {f['logit_positions']} | {f['peak_rss_bytes'] / 2**30:.1f} | {ratio} |"
+            f"| {f['token_positions']} | {f['logit_positions']} | {planned} "
+            f"| {f['peak_rss_bytes'] / 2**30:.1f} | {ratio} |"
         )
     counted = figures["packed"]["gflop_counted"]
     shares = ", ".join(f"{name} {value:.0f} ({value / sum(counted.values()):.0%})" for name, value in counted.items())
-    print(f"\npacked step, GFLOP counted: {shares}")
+    print(f"\npacked step, model GFLOP: {shares}")
     print(f"same loss in all: {losses[0]:.5f}; written to {result.name}")
 
 
