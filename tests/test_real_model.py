@@ -100,35 +100,31 @@ def test_merged_gives_the_trainers_greedy_calls(run, merged):
 
 
 def test_packed_and_padded_gradients_agree_on_the_real_model():
-    """Shared-prefix packing is exact at full size too: every gradient, relative 1e-5."""
+    """Tree packing is exact at full size too: every gradient, relative 1e-5."""
     import jax
-    import jax.numpy as jnp
 
-    from portlab_jax.lora import AdapterOptions, init_adapter
-    from portlab_jax.mesh import MeshPlan
-    from portlab_jax.packing import pack_batch, plan_layout
-    from portlab_jax.step import batch_loss
-    from portlab_jax.weights import load_params
+    from portlab_jax.packing import Packing, pack_batch, plan
+    from portlab_jax.setup import initial_state, set_up
+    from portlab_jax.step import gradients
     from portlab_spec.data.tokens import tokenize
-    from portlab_spec.models import GemmaConfig
-    from portlab_spec.recipe import Recipe
+    from portlab_spec.recipe import Mesh, Recipe
 
-    folder, recipe = default_model().path, Recipe()
-    config = GemmaConfig.load(folder)
-    params = load_params(folder, config, jnp.dtype(jnp.float32), MeshPlan.create(recipe.mesh))
-    rows = tokenize(load_dataset("fitness-213")[::60], FMT, Tokenizer.load(folder), 1024)
-    ids = tuple(range(46, 53))
-    options = AdapterOptions.from_recipe(recipe.lora, ids)
-    adapter = init_adapter(config, recipe.lora, jax.random.key(0), embedding=params["embed_tokens"], token_ids=ids)
-    adapter["lora"] = jax.tree.map(lambda leaf: leaf + 0.002, adapter["lora"])
+    recipe, model = Recipe(dtype="float32", mesh=Mesh(data=1, fsdp=1, tp=1)), default_model()
+    rows = tokenize(load_dataset("fitness-213")[::60], FMT, Tokenizer.load(model.path), 1024)
+    setup = set_up(recipe, model, tuple(range(46, 53)))
     results = []
-    for packed in (True, False):
-        layout = plan_layout([rows], share_prefix=packed, pack=packed)
-        batch = pack_batch(rows, layout, pack=packed)
-        grad = jax.jit(
-            lambda a, p, b, chunk=layout.chunk: jax.value_and_grad(batch_loss)(a, p, b, config, options, chunk)
-        )
-        results.append(jax.tree.map(np.asarray, grad(adapter, params, batch)))
+    with jax.set_mesh(setup.mesh.mesh):
+        trained = initial_state(setup).adapter
+        trained["lora"] = jax.tree.map(lambda leaf: leaf + 0.002, trained["lora"])
+        for packed in (True, False):
+            packing = Packing(window=setup.config.window, share_prefix=packed, pack=packed)
+            layout = plan([rows], packing).layout(0)
+            assert layout.plain is not packed
+            batch = setup.mesh.put_rows(pack_batch(rows, layout), axis=1)
+            options = setup.for_layout(layout)
+            step = jax.jit(lambda a, f, b, o=options, chunk=layout.chunk: gradients(a, f, b, o, chunk))
+            sums, tokens, grads = step(trained, setup.frozen, batch)
+            results.append((float(sums.loss / tokens), jax.tree.map(np.asarray, grads)))
     (loss, grads), (padded_loss, padded_grads) = results
     np.testing.assert_allclose(loss, padded_loss, rtol=1e-5)
     for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(grads), jax.tree.leaves(padded_grads), strict=True):
