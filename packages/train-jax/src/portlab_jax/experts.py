@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 
 from portlab_jax.lora import Low
 from portlab_jax.mesh import axis_size, partition, shard
+from portlab_jax.quantize import gathered
 from portlab_jax.remat import PRODUCT
 from portlab_spec.models import GemmaConfig
 
@@ -56,8 +57,8 @@ def mix(x: Array, experts: Array, weights: Array, w: dict[str, Array], low: dict
     Returns:
         (G, N, D) in x's dtype.
     """
-    gate_up = shard(w["experts.gate_up_proj"], "experts", None, None).astype(x.dtype)
-    down = shard(w["experts.down_proj"], "experts", None, None).astype(x.dtype)
+    gate_up = gathered(w["experts.gate_up_proj"], "experts", None, None, dtype=x.dtype)
+    down = gathered(w["experts.down_proj"], "experts", None, None, dtype=x.dtype)
     lows = [
         Low(shard(pair.a, "experts", None, None), shard(pair.b, "experts", None, None)) if pair else None
         for pair in (low.get("experts.gate_up_proj"), low.get("experts.down_proj"))

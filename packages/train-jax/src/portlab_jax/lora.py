@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from portlab_jax.mesh import MeshPlan, partition, shard
+from portlab_jax.quantize import Weight, gathered
+from portlab_spec.errors import UserError
 from portlab_spec.models import AdapterLeaf, Dim
 
 Adapter = dict[str, Any]
@@ -34,11 +36,18 @@ class AdapterOptions:
         leaves: what is adapted.
         dropout: probability that an input of `a` is zeroed while training.
         token_ids: rows of the embedding that are trained, ascending.
+
+    Raises:
+        UserError: dropout beside adapted experts, which PEFT refuses too.
     """
 
     leaves: tuple[AdapterLeaf, ...] = ()
     dropout: float = 0.0
     token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.dropout and any(leaf.experts for leaf in self.leaves):
+            raise UserError("dropout does not act on experts", where="lora.dropout", fix="Set it to 0")
 
 
 class Low(NamedTuple):
@@ -152,7 +161,7 @@ def _activation(axis: str | None) -> str | None:
 
 
 def linear(
-    x: Array, weight: Array, low: Low | None, ends: Ends, keep: Array | None = None, dropout: float = 0.0
+    x: Array, weight: Weight, low: Low | None, ends: Ends, keep: Array | None = None, dropout: float = 0.0
 ) -> Array:
     """x (G, N, in) through a weight (out, in), plus the adapter's update where there is one.
 
@@ -160,13 +169,13 @@ def linear(
 
     Args:
         x: activations.
-        weight: frozen or trained.
+        weight: frozen, quantised or not, or trained.
         low: the adapter's matrices.
         ends: how input and output are cut.
         keep: bool like x, the inputs of the adapter that dropout lets through; None for all.
         dropout: what they are scaled up for.
     """
-    weight = shard(weight, ends.out, ends.into, parts=(ends.out_parts, ends.into_parts)).astype(x.dtype)
+    weight = gathered(weight, ends.out, ends.into, parts=(ends.out_parts, ends.into_parts), dtype=x.dtype)
     y = _product("gni,oi->gno", x, weight, ("group", None, ends.out), (x.shape[0], 1, ends.out_parts))
     if low is not None:
         h = x if keep is None else jnp.where(keep, x / (1.0 - dropout), 0)

@@ -15,6 +15,7 @@ import numpy as np
 
 from portlab_jax.mesh import MeshPlan
 from portlab_jax.model import Params
+from portlab_jax.quantize import Kind, is_quantized, quantize, require_qwix
 from portlab_spec.errors import UserError
 from portlab_spec.models import GemmaConfig, Param, find_prefix, param_table
 from portlab_spec.safetensors_file import TensorView, open_tensors
@@ -95,7 +96,9 @@ def _part_of(name: str) -> str:
     return parts[0]
 
 
-def load_params(folder: Path, config: GemmaConfig, dtype: Any, mesh: MeshPlan) -> tuple[Params, LoadReport]:
+def load_params(
+    folder: Path, config: GemmaConfig, dtype: Any, mesh: MeshPlan, *, kind: Kind = "none"
+) -> tuple[Params, LoadReport]:
     """Load the base of a model folder straight into sharded device arrays.
 
     Each device's part of a stack is read from the memory-mapped files into a buffer of that part's size: a layer's
@@ -106,13 +109,16 @@ def load_params(folder: Path, config: GemmaConfig, dtype: Any, mesh: MeshPlan) -
         config: its configuration.
         dtype: type of the device arrays.
         mesh: where the arrays go.
+        kind: how linear layers are held; the others keep `dtype`.
 
     Returns:
         {"embed_tokens": (V, D), "norm": (D,), ..., "layers": {stack: {name: (n, ...)}}}, and a report.
 
     Raises:
-        UserError: as `survey`.
+        UserError: as `survey`; weights are to be quantised, and qwix is missing.
     """
+    if kind != "none":
+        require_qwix()
     tensors = open_tensors(folder)
     report = _survey(folder, config, tensors)
 
@@ -136,7 +142,7 @@ def load_params(folder: Path, config: GemmaConfig, dtype: Any, mesh: MeshPlan) -
         array = jax.make_array_from_callback(shape, sharding, functools.partial(read, param))
         place = params["layers"].setdefault(param.stack, {}) if param.stack else params
         # One parameter at a time: the next buffer is allocated when this one has gone.
-        place[param.name] = jax.block_until_ready(array)
+        place[param.name] = jax.block_until_ready(quantize(array, kind) if is_quantized(param, kind) else array)
     return params, report
 
 
