@@ -53,6 +53,7 @@ ENVIRONMENTS = {
             "mypy",
             "peft==0.21.2",
             "pytest",
+            "qwix",
             "ruff",
             "safetensors",
             "tensorboardX",
