@@ -120,6 +120,17 @@ def test_a_mesh_that_does_not_fit_the_devices(refused, tiny_chat_folder):
     assert "mesh" in refused("--model", str(tiny_chat_folder), "--mesh.fsdp", "3")
 
 
+def test_a_kernel_of_another_device(refused, tiny_chat_folder):
+    line = refused("--model", str(tiny_chat_folder), "--attention", "cudnn")
+    assert "cudnn cannot be used here: it runs on GPU, this is CPU" in line
+    assert "Set attention to auto or xla" in line
+
+
+def test_rows_longer_than_the_models_positions(refused, tiny_chat_folder):
+    line = refused("--model", str(tiny_chat_folder), "--max-length", "40000")
+    assert "max_length 40000 is more than the 32768 positions of the model" in line
+
+
 def test_a_folder_that_is_not_a_run(capsys, tmp_path, tiny_chat_folder):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("precious")

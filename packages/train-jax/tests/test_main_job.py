@@ -1,7 +1,8 @@
-"""The whole command, in processes of its own, on a tiny model: outcome, caching, kill -9, eight devices, disk full."""
+"""The whole command, in processes of its own, on a tiny model: outcome, caching, signals, eight devices, disk full."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -37,6 +38,11 @@ def losses(out: Path):
     return json.loads((out / "report.json").read_text())["loss"]
 
 
+def metrics(out: Path):
+    path = out / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
 @pytest.fixture(scope="module")
 def whole(tiny_chat_folder, tmp_path_factory):
     """An uninterrupted run."""
@@ -70,6 +76,12 @@ def test_report_follows_the_schema(whole):
         assert metric["count"] == 63
     assert report["recipe"]["steps"] == STEPS
     assert report["peak_rss_bytes"] > 0
+
+
+def test_metrics_have_a_line_for_each_step(whole):
+    lines = metrics(whole[0])
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert [line["loss"] for line in lines] == losses(whole[0])
 
 
 def test_a_second_run_reuses_every_stage(whole, tiny_chat_folder):
@@ -114,6 +126,27 @@ def test_kill_minus_nine_loses_nothing_of_the_curve(whole, tiny_chat_folder, tmp
     assert (out / "adapter/adapter_model.safetensors").read_bytes() == (
         whole[0] / "adapter/adapter_model.safetensors"
     ).read_bytes()
+
+
+def test_sigterm_saves_and_the_same_command_goes_on(whole, tiny_chat_folder, tmp_path):
+    out = tmp_path / "run"
+    process = subprocess.Popen(
+        command(tiny_chat_folder, out), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while not metrics(out) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 143, stderr
+    assert stderr.count("\n") == 1
+    step = int(re.search(r"stopped by SIGTERM after step (\d), which is saved", stderr)[1])
+    assert (out / "checkpoints" / str(step)).is_dir()
+    done = run(tiny_chat_folder, out)
+    assert done.returncode == 0, done.stderr
+    assert f"trained {STEPS - step} steps from step {step}" in done.stdout
+    assert losses(out) == losses(whole[0])
+    assert [line["step"] for line in metrics(out)] == list(range(1, STEPS + 1))
 
 
 def test_the_same_command_gives_the_same_bytes(whole, tiny_chat_folder, tmp_path):

@@ -254,10 +254,8 @@ def test_a_recipe_runs_whole(finished, recipe):
     assert [step for step, _ in run.report["evals"]] == ([2, 4] if monitored else [])
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_plain_transformers_and_peft_give_what_was_trained(finished, recipe):
+def check_logits(run):
     """The logits of the probe, from the merged folder (rounded to bfloat16) and from base plus adapter (exact)."""
-    run = finished(recipe)
     probe = run.metadata()["probe"]
     expected = np.array(probe["topk_logits"])
     assert expected.shape[0] == len(probe["positions"]) > 0
@@ -268,6 +266,11 @@ def test_plain_transformers_and_peft_give_what_was_trained(finished, recipe):
     assert np.abs(before - expected).max() > 1e-3
     merged = logits_at(load(run.folder / "merged"), probe)
     assert np.abs(merged - expected).mean() < np.abs(before - expected).mean()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_plain_transformers_and_peft_give_what_was_trained(finished, recipe):
+    check_logits(finished(recipe))
 
 
 def load(folder):
@@ -290,3 +293,21 @@ def test_the_vision_tower_is_copied_and_not_adapted(finished):
     assert towers
     manifest = json.loads((run.folder / "merged/merge_manifest.json").read_text())
     assert not set(towers) & set(manifest["tensors"])
+
+
+def test_experts_are_trained_and_exported(finish, gemma4_folder, few_fitness_rows):
+    """As 26B-A4B; experts are adapted where they are named."""
+    targets = ["q_proj", "gate_proj", "experts.gate_up_proj", "experts.down_proj"]
+    ranks = [r"layers\.0\.self_attn\.q_proj", "4", "experts.down_proj", "8"]
+    model = gemma4_folder(text_model(**EXPERTS))
+    run = finish(
+        "gemma4-e2b-lora",
+        model,
+        "--data",
+        str(few_fitness_rows),
+        "--lora.targets",
+        *targets,
+        "--lora.rank-pattern",
+        *ranks,
+    )
+    check_logits(run)

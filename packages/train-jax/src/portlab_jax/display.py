@@ -52,12 +52,14 @@ def _footer(report: Report) -> str:
     stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.seconds.model_dump().items())
     total = sum(report.seconds.model_dump().values())
     device = report.device
-    return (
+    # Full fine-tuning leaves no adapter.
+    results = {"merged model": "merged", "PEFT adapter": "adapter", "report": "report"}
+    lines = [
         f"time: {stages}; {total:.0f} s in all on {device['count']} {device['kind']} device(s), "
-        f"peak memory {report.peak_rss_bytes / 2**30:.2f} GiB\n"
-        f"merged model: {report.paths['merged']}\nPEFT adapter: {report.paths['adapter']}\n"
-        f"report:       {report.paths['report']}"
-    )
+        f"peak memory {report.peak_rss_bytes / 2**30:.2f} GiB"
+    ]
+    lines += [f"{what + ':':<13} {report.paths[key]}" for what, key in results.items() if key in report.paths]
+    return "\n".join(lines)
 
 
 def _one_line(text: str, limit: int = 160) -> str:

@@ -126,8 +126,9 @@ def set_up(recipe: Recipe, model: ModelFolder, token_ids: tuple[int, ...]) -> Se
         token_ids: rows of the embedding to train, ascending; none in full fine-tuning, which trains them all.
 
     Raises:
-        UserError: a target that matches nothing, a mesh that does not fit the devices, rows longer than the model
-            knows positions for, a tensor that is missing or has another shape.
+        UserError: a target that matches nothing, a mesh that does not fit the devices, an attention kernel that does
+            not run on them, rows longer than the model knows positions for, a tensor that is missing or has another
+            shape.
     """
     config = GemmaConfig.load(model.path)
     if recipe.max_length > config.max_position_embeddings:
@@ -141,6 +142,7 @@ def set_up(recipe: Recipe, model: ModelFolder, token_ids: tuple[int, ...]) -> Se
     accelerated = jax.devices()[0].platform != "cpu"
     wide = recipe.dtype == "float32" or (recipe.dtype == "auto" and not accelerated)
     dtype = jnp.dtype(jnp.float32 if wide else jnp.bfloat16)
+    _require_attention(recipe, config, dtype)
     parameters = sum(math.prod(p.shape) * p.count for p in param_table(config))
     # Full fine-tuning holds a float32 master, its gradient, and with AdamW two moments.
     size = parameters * (16 if full else dtype.itemsize)
@@ -158,6 +160,22 @@ def set_up(recipe: Recipe, model: ModelFolder, token_ids: tuple[int, ...]) -> Se
     if not full:
         frozen, loaded = load_params(model.path, config, dtype, mesh)
     return Setup(recipe, model, config, frozen, loaded, mesh, options)
+
+
+def _require_attention(recipe: Recipe, config: GemmaConfig, dtype: Any) -> None:
+    """Refuse a kernel that would not even take the simplest rows, before the run begins."""
+    device = jax.devices()[0]
+    for head_dim in {kind.head_dim for kind in config.layers}:
+        choose(
+            recipe.attention,
+            platform=device.platform,
+            plain=True,
+            one_segment=True,
+            head_dim=head_dim,
+            dtype=jnp.dtype(dtype).name,
+            row_length=128,
+            compute_capability=_capability(device),
+        )
 
 
 def initial_state(setup: Setup) -> TrainState:
