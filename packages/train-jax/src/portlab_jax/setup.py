@@ -158,7 +158,7 @@ def set_up(recipe: Recipe, model: ModelFolder, token_ids: tuple[int, ...]) -> Se
     )
     frozen: Params = {"layers": {}}
     if not full:
-        frozen, loaded = load_params(model.path, config, dtype, mesh)
+        frozen, loaded = load_params(model.path, config, dtype, mesh, kind=recipe.lora.quantize)
     return Setup(recipe, model, config, frozen, loaded, mesh, options)
 
 
