@@ -130,6 +130,68 @@ def test_figures_of_batching_come_from_committed_results():
         assert f"{found['not computed']:.0%} |" in text
 
 
+def test_the_example_of_tree_packing_is_what_packing_makes_of_it():
+    from portlab_jax.packing import Packing, pack_batch, plan
+    from portlab_spec.data.tokens import Row
+
+    text = (ROOT / "docs" / "shared-prefix.md").read_text()
+    given = re.search(r"Four short\s+rows, (.*?), are held as", text, re.DOTALL)
+    rows = [
+        Row(ids, tuple(map(int, ids.split())), (False,) * ids.count(" ") + (True,))
+        for ids in re.findall(r"`([\d ]+)`", given[1])
+    ]
+    assert len(rows) == 4
+    packed = pack_batch(rows, plan([rows], Packing(min_shared=1)).layout(0)).rows
+    for name, array in packed._asdict().items():
+        (shown,) = re.findall(rf"^{name} +([\d ]+)$", text, re.MULTILINE)
+        shown = [int(number) for number in shown.split()]
+        assert array.ravel()[: len(shown)].tolist() == shown
+
+
+def test_the_token_counts_of_tree_packing_are_those_of_the_fitness_recipe():
+    from portlab_jax.packing import BatchOrder, Packing, plan
+    from portlab_spec.assets import default_model
+    from portlab_spec.data import load_dataset
+    from portlab_spec.data.tokens import tokenize
+    from portlab_spec.formats import FORMATS
+    from portlab_spec.models import GemmaConfig
+    from portlab_spec.recipe import load_recipe
+    from portlab_spec.tokenizer import Tokenizer
+
+    recipe, folder = load_recipe("functiongemma-fitness"), default_model().path
+    train = [c for c in load_dataset(recipe.data) if c.split in recipe.train_splits]
+    rows = tokenize(train, FORMATS[recipe.format], Tokenizer.load(folder), recipe.max_length)
+    order = BatchOrder(rows, recipe.batch_size, recipe.steps, recipe.seed)
+    window = GemmaConfig.load(folder).window
+    shared = plan(order, Packing(window=window))
+    counts = {
+        "as they are": shared.row_tokens,
+        "held in trees": shared.held_tokens,
+        "computed, padding included, in one shape": shared.computed_tokens,
+        "packed without sharing": plan(order, Packing(window=window, share_prefix=False)).computed_tokens,
+        "padded one by one": plan(order, Packing(window=window, share_prefix=False, pack=False)).computed_tokens,
+    }
+    text = (ROOT / "docs" / "shared-prefix.md").read_text()
+    for name, count in counts.items():
+        assert f"| {name} | {count:,} |" in text
+
+
+def test_the_training_page_names_every_choice_of_the_recipe():
+    from typing import get_args
+
+    from portlab_jax.signals import WATCHED
+    from portlab_spec.recipe import Recipe
+
+    text = (ROOT / "docs" / "training.md").read_text()
+    for policy in get_args(Recipe.model_fields["remat"].annotation):
+        assert f"| `{policy}` |" in text
+    for number in WATCHED:
+        assert re.search(rf"^\| {number.name}.*\| {128 + number} \|$", text, re.MULTILINE)
+    formula = (ROOT / "packages/train-jax/src/portlab_jax/flops.py").read_text()
+    for line in re.findall(r"^(?:LoRA|full) step .*$", text, re.MULTILINE):
+        assert line in formula
+
+
 def _parts(figures):
     return [
         (key, figures[part]) for key, part in (("right", "grammar"), ("read", "deviations"), ("refused", "refusals"))
