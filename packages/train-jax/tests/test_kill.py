@@ -16,7 +16,10 @@ SAVE_EVERY = 3
 
 def start(model, run):
     return subprocess.Popen(
-        [sys.executable, str(TARGET), str(model), str(run)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [sys.executable, str(TARGET), str(model), str(run)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 

@@ -34,7 +34,7 @@ def export_full(base: Path, config: GemmaConfig, trained: Params, out: Path) -> 
     tensors = open_tensors(base)
     prefix = find_prefix(tensors, str(base))
     sources = {}
-    for param in param_table(config):
+    for param in (p for p in param_table(config) if not p.buffer):
         leaf = trained["layers"][param.stack][param.name] if param.stack else trained[param.name]
         for row, name in enumerate(param.tensor_names(prefix)):
             sources[name] = (leaf, row if param.stack else None)

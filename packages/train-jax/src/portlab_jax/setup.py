@@ -20,7 +20,7 @@ from portlab_jax.model import Params
 from portlab_jax.optim import make_optimizer
 from portlab_jax.packing import Layout, Packing, Plan, plan
 from portlab_jax.step import StepOptions, TrainState
-from portlab_jax.weights import LoadReport, load_params, survey
+from portlab_jax.weights import LoadReport, load_params
 from portlab_spec.assets import ModelFolder
 from portlab_spec.data.tokens import Row
 from portlab_spec.errors import UserError
@@ -38,7 +38,7 @@ class Setup:
         recipe: the run.
         model: the base on disk.
         config: its configuration.
-        frozen: weights that are not trained; empty in full fine-tuning.
+        frozen: weights that are not trained; in full fine-tuning, buffers alone.
         loaded: what became of the base's tensors.
         mesh: the devices.
         options: static facts of the step; attention is chosen for each layout.
@@ -147,7 +147,6 @@ def set_up(recipe: Recipe, model: ModelFolder, token_ids: tuple[int, ...]) -> Se
     # Full fine-tuning holds a float32 master, its gradient, and with AdamW two moments.
     size = parameters * (16 if full else dtype.itemsize)
     mesh = MeshPlan.create(recipe.mesh, weight_bytes=size, rows=recipe.batch_size // recipe.accumulate)
-    loaded = survey(model.path, config)
     options = StepOptions(
         config,
         AdapterOptions(leaves, recipe.lora.dropout, () if full else token_ids),
@@ -156,9 +155,9 @@ def set_up(recipe: Recipe, model: ModelFolder, token_ids: tuple[int, ...]) -> Se
         remat=recipe.remat,
         z_loss=recipe.z_loss,
     )
-    frozen: Params = {"layers": {}}
-    if not full:
-        frozen, loaded = load_params(model.path, config, dtype, mesh, kind=recipe.lora.quantize)
+    frozen, loaded = load_params(
+        model.path, config, dtype, mesh, kind=recipe.lora.quantize, keep=lambda param: param.buffer or not full
+    )
     return Setup(recipe, model, config, frozen, loaded, mesh, options)
 
 
@@ -183,7 +182,8 @@ def initial_state(setup: Setup) -> TrainState:
     recipe, adapter = setup.recipe, setup.options.adapter
     key = jax.random.key(recipe.seed)
     if setup.options.full:
-        trained, _ = load_params(setup.model.path, setup.config, jnp.dtype(jnp.float32), setup.mesh)
+        wide = jnp.dtype(jnp.float32)
+        trained, _ = load_params(setup.model.path, setup.config, wide, setup.mesh, keep=lambda param: not param.buffer)
     else:
         make = jax.jit(
             lambda key, embedding: init_adapter(adapter.leaves, key, embedding=embedding, token_ids=adapter.token_ids),

@@ -4,7 +4,7 @@ import functools
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,13 @@ def _part_of(name: str) -> str:
 
 
 def load_params(
-    folder: Path, config: GemmaConfig, dtype: Any, mesh: MeshPlan, *, kind: Kind = "none"
+    folder: Path,
+    config: GemmaConfig,
+    dtype: Any,
+    mesh: MeshPlan,
+    *,
+    kind: Kind = "none",
+    keep: Callable[[Param], bool] = lambda param: True,
 ) -> tuple[Params, LoadReport]:
     """Load the base of a model folder straight into sharded device arrays.
 
@@ -110,6 +116,7 @@ def load_params(
         dtype: type of the device arrays.
         mesh: where the arrays go.
         kind: how linear layers are held; the others keep `dtype`.
+        keep: which parameters to load.
 
     Returns:
         {"embed_tokens": (V, D), "norm": (D,), ..., "layers": {stack: {name: (n, ...)}}}, and a report.
@@ -135,7 +142,7 @@ def load_params(
         return buffer if param.stack else buffer[0]
 
     params: Params = {"layers": {}}
-    for param in param_table(config):
+    for param in filter(keep, param_table(config)):
         lead = 1 if param.stack else 0
         shape = (param.count, *param.shape) if param.stack else param.shape
         sharding = mesh.sharding(param.dims, lead=lead)

@@ -49,6 +49,7 @@ class Param:
         layers: the stack's layers.
         target: a linear layer that LoRA can adapt.
         init: how random weights are drawn.
+        buffer: a fixed number of the architecture, which no method trains.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Param:
     layers: tuple[int, ...] = ()
     target: bool = False
     init: Literal["normal", "norm", "one"] = "normal"
+    buffer: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -159,7 +161,7 @@ def _layer(config: GemmaConfig, kind: LayerKind) -> Iterable[Param]:
         yield linear("per_layer_projection", embed, p)
         yield norm("post_per_layer_input_norm")
     if gemma4:
-        yield factor("layer_scalar", 1)
+        yield replace(factor("layer_scalar", 1), buffer=True)
 
 
 def find_prefix(names: Iterable[str], where: str) -> str:
