@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from training_runs import SETTINGS, TOKEN_IDS, plain_rows, save_random_model, tool_rows
+from training_runs import SETTINGS, TOKEN_IDS, save_random_model, tool_rows
 
 from portlab_jax.checkpoint import Checkpoints
 from portlab_jax.compiled import Compiled
@@ -20,10 +20,11 @@ from portlab_jax.mesh import MeshPlan, choose_sizes
 from portlab_jax.packing import BatchOrder, Packing, pack_batch, plan
 from portlab_jax.run_metadata import leaf_digests
 from portlab_jax.setup import Setup, initial_state, set_up
-from portlab_jax.step import StepOptions, TrainState, batch_sums, gradients, make_step
+from portlab_jax.step import StepOptions, TrainState, batch_sums, gradients
 from portlab_jax.trainer import Trained, count_work, require_gradients, train
 from portlab_jax.weights import load_params
 from portlab_spec.assets import ModelFolder
+from portlab_spec.data.tokens import Row
 from portlab_spec.errors import CheckFailed, UserError
 from portlab_spec.models import FULL, SLIDING, plan_adapter
 from portlab_spec.recipe import Lora, Mesh, Recipe
@@ -189,7 +190,7 @@ REFUSALS = {
     "rank": ({"lora": SETTINGS["lora"] | {"rank": 8}}, r"its adapter differs \(lora.rank 4, now 8\)"),
     "targets": (
         {"lora": SETTINGS["lora"] | {"targets": ["q_proj"]}},
-        r"its adapter differs \(it has down_proj, v_proj",
+        "it has down_proj, v_proj",
     ),
     "optimiser": ({"optimizer": {"name": "adafactor"}}, "its optimiser is adamw, now adafactor"),
     "base": ({}, r"its base differs \(model.safetensors\)"),
@@ -265,6 +266,12 @@ def test_packed_rows_have_the_gradients_of_padded_rows(tiny_model, one_row_each,
         assert np.linalg.norm(x - y) <= 1e-5 * np.linalg.norm(y), jax.tree_util.keystr(path)
 
 
+@pytest.mark.xfail(
+    jax.default_backend() == "cpu",
+    raises=jax.errors.JaxRuntimeError,
+    strict=True,
+    reason="XLA on CPU folds the transpose of the gradient of `a` into a bfloat16 product that it cannot run",
+)
 def test_bfloat16_stays_close_to_float32(tiny_one):
     problem = Problem(tiny_one)
     batch, chunk = pack(tool_rows(4), tiny_one.config)
@@ -295,19 +302,21 @@ def test_dropout_changes_the_loss_only_with_a_key(tiny_one):
 
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_flops_are_those_that_xla_counts(tmp_path, method):
-    """Rows as long as a block, so that attention's masked half, which XLA counts too, is small beside the products."""
+    """Without padding, and in short rows: XLA counts the masked half of attention too."""
     wide = DENSE | {"hidden_size": 128, "intermediate_size": 1024, "vocab_size": 512}
     setup = set_up_run(save_random_model(tmp_path, wide), {"method": method})
-    rows = plain_rows(8)
+    ids = np.random.default_rng(0).integers(3, 96, (4, 32)).tolist()
+    rows = [Row(f"r{i}", tuple(line), (False,) * 24 + (True,) * 8) for i, line in enumerate(ids)]
     layout = setup.plan([rows]).layout(0)
+    batch = pack_batch(rows, layout)
+    assert (batch.rows.ends > 0).all()
+    assert (batch.weights > 0).all()
     with jax.set_mesh(setup.mesh.mesh):
-        state, batch = initial_state(setup), pack_batch(rows, layout)
-        step = make_step(setup.for_layout(layout), setup.optimizer, layout)
-        counted = jax.jit(step).lower(state, setup.frozen, batch).compile().cost_analysis()["flops"]
-    held = (batch.rows.ends > 0).mean()
-    work = count_work(setup, rows, batch)
-    print("RATIO", method, work.flops / held / counted, held, layout)
-    assert work.flops / held == pytest.approx(counted, rel=0.05)
+        step = jax.jit(gradients, static_argnames=("options", "chunk"))
+        arguments = (initial_state(setup).adapter, setup.frozen, batch)
+        lowered = step.lower(*arguments, options=setup.for_layout(layout), chunk=layout.chunk)
+    counted = lowered.compile().cost_analysis()["flops"]
+    assert count_work(setup, rows, batch).flops == pytest.approx(counted, rel=0.04)
 
 
 # --- meshes
@@ -321,9 +330,7 @@ GIB = 2**30
         pytest.param(Mesh(), 1, 0, None, 32, (1, 1, 1), id="one device"),
         pytest.param(Mesh(), 8, 1 * GIB, 16 * GIB, 32, (8, 1, 1), id="weights fit: copies"),
         pytest.param(Mesh(), 8, 24 * GIB, 16 * GIB, 32, (2, 4, 1), id="weights cut until half a device holds a part"),
-        pytest.param(
-            Mesh(), 8, 500 * GIB, 16 * GIB, 32, (1, 8, 1), id="weights that never fit are cut as far as may be"
-        ),
+        pytest.param(Mesh(), 8, 500 * GIB, 16 * GIB, 32, (1, 8, 1), id="weights that never fit are cut all ways"),
         pytest.param(Mesh(), 8, 1 * GIB, 16 * GIB, 4, (4, 1, 2), id="fewer rows than devices: heads are cut"),
         pytest.param(Mesh(), 8, 48 * GIB, 16 * GIB, 4, (1, 4, 2), id="cut by tp, the rest by fsdp"),
         pytest.param(Mesh(), 8, 1 * GIB, None, 32, (8, 1, 1), id="a device that tells no memory"),

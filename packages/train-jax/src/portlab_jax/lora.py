@@ -208,7 +208,11 @@ def _low_rank_backward(ends: Ends, saved: tuple[Array, ...], d_y: Array) -> tupl
     d_y = d_y.astype(x.dtype)
     d_low = _product("gno,ro->gnr", d_y, b, ("group", None, None), (g, 1, 1)).astype(x.dtype)
     d_b = _product("gnr,gno->ro", low, d_y, (None, ends.out), (1, ends.out_parts))
-    d_a = _product("gnr,gni->ri", d_low, x, (None, ends.into), (1, ends.into_parts)).T
+    if x.dtype == jnp.float32:
+        d_a = _product("gnr,gni->ri", d_low, x, (None, ends.into), (1, ends.into_parts)).T
+    else:
+        # XLA on CPU cannot multiply bfloat16 in the form that it makes of a transposed product.
+        d_a = _product("gni,gnr->ir", x, d_low, (ends.into, None), (ends.into_parts, 1))
     d_x = _product("gnr,ir->gni", d_low, a, ("group", None, ends.into), (g, 1, ends.into_parts))
     return d_x.astype(x.dtype), d_a.astype(a.dtype), d_b.astype(b.dtype)
 
