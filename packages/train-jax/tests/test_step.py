@@ -266,12 +266,6 @@ def test_packed_rows_have_the_gradients_of_padded_rows(tiny_model, one_row_each,
         assert np.linalg.norm(x - y) <= 1e-5 * np.linalg.norm(y), jax.tree_util.keystr(path)
 
 
-@pytest.mark.xfail(
-    jax.default_backend() == "cpu",
-    raises=jax.errors.JaxRuntimeError,
-    strict=True,
-    reason="XLA on CPU folds the transpose of the gradient of `a` into a bfloat16 product that it cannot run",
-)
 def test_bfloat16_stays_close_to_float32(tiny_one):
     problem = Problem(tiny_one)
     batch, chunk = pack(tool_rows(4), tiny_one.config)
