@@ -253,7 +253,14 @@ def pack(rows, config, **packing):
     return pack_batch(rows, found.layout(0)), found.layout(0).chunk
 
 
-@pytest.mark.parametrize("prefix", [40, 1, 0], ids=["longer than the window", "only <bos>", "nothing"])
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        pytest.param(40, id="longer than the window"),
+        pytest.param(1, id="only <bos>", marks=pytest.mark.slow),
+        pytest.param(0, id="nothing"),
+    ],
+)
 @pytest.mark.parametrize("case", ["gemma3, two kv heads", "gemma3, scaled global rope"], ids=["2 heads", "1 head"])
 def test_packed_rows_have_the_gradients_of_padded_rows(tiny_model, one_row_each, case, prefix):
     """What rows have in common counts once for all of them, under windows of 6 and 8 tokens and two kinds of heads."""
