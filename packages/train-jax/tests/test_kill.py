@@ -70,7 +70,7 @@ def test_killed_runs_lose_at_most_the_steps_since_the_last_save(whole, tmp_path,
         # Saves are asynchronous: while one is being written the next few steps are taken, and two saves never overlap.
         assert max(logged_steps(tmp_path)) - steps[-1] <= 2 * SAVE_EVERY + 1
         newest = steps[-1]
-    assert kills >= min(rounds, 3)
+    assert kills == rounds, "the run ended before it was killed so often"
     assert finish(model, tmp_path) == expected
     assert logged_steps(tmp_path) == list(range(1, len(expected) + 1))
     assert not list((tmp_path / "checkpoints").glob("*damaged*"))
