@@ -1,9 +1,6 @@
 """Attention over packed rows, against attention written out with a (T, T) mask."""
 
-import os
 import re
-import subprocess
-import sys
 from functools import partial
 from typing import NamedTuple
 
@@ -11,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from eight_devices import on_eight_devices, run_on_eight_devices
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from portlab_jax.attention import attend, blockwise, cudnn, splash
@@ -245,7 +243,7 @@ MESHES = {
 }
 
 
-@pytest.mark.skipif(jax.device_count() < 8, reason="run by test_on_a_mesh in a process with 8 virtual devices")
+@on_eight_devices
 @pytest.mark.parametrize("case", MESHES)
 def test_mesh_keeps_the_sharding_and_communicates_nothing(case):
     sizes, heads, kv_heads = MESHES[case]
@@ -271,10 +269,4 @@ def test_mesh_keeps_the_sharding_and_communicates_nothing(case):
 
 
 def test_on_a_mesh():
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    pytest_alone = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", "--noconftest"]
-    done = subprocess.run(
-        [*pytest_alone, "-k", "test_mesh", __file__], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout
-    assert f"{len(MESHES)} passed" in done.stdout
+    assert f"{len(MESHES)} passed" in run_on_eight_devices(__file__, "--noconftest", "-k", "test_mesh")

@@ -1,14 +1,12 @@
 """Greedy decoding with a shared prefix gives what the whole sequence gives without a cache."""
 
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import pytest
 import torch
+from eight_devices import on_eight_devices, run_on_eight_devices
 
 from portlab_jax.decode import Decoder, common_prefix_length
 from portlab_jax.lora import AdapterOptions, init_adapter
@@ -30,10 +28,6 @@ MESHES = [
     ("gemma4, experts", (1, 1, 2)),
     ("gemma4, experts", (1, 4, 2)),
 ]
-
-on_eight_devices = pytest.mark.skipif(
-    jax.device_count() < 8, reason="run by test_on_eight_devices in a process with 8 virtual devices"
-)
 
 
 @pytest.fixture
@@ -144,10 +138,4 @@ def test_equals_transformers_on_a_mesh(tiny_model, rng, decode, case, sizes):
 
 
 def test_on_eight_devices():
-    if jax.device_count() >= 8:
-        pytest.skip("this is the process with 8 devices")
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", __file__, "-k", "on_a_mesh"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert f"{len(MESHES)} passed" in done.stdout
+    assert f"{len(MESHES)} passed" in run_on_eight_devices(__file__, "-k", "on_a_mesh")

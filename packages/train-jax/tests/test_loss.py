@@ -1,14 +1,11 @@
 """The chunked loss and its hand-written gradients against the plain definition, on one device and on meshes."""
 
-import os
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from eight_devices import run_on_eight_devices
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig
@@ -294,10 +291,4 @@ def test_logits_of_a_mesh_are_never_whole(mesh, case):
 
 
 def test_on_eight_devices():
-    if jax.device_count() >= 8:
-        pytest.skip("the tests on a mesh run in this process")
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", __file__, "-k", "mesh"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert "skipped" not in done.stdout
+    assert "skipped" not in run_on_eight_devices(__file__, "-k", "mesh")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portlab_jax.packing import BatchOrder, Packing, batch_order, plan
+from portlab_jax.packing import BatchOrder, Packing, plan
 from portlab_jax.packing.batches import PackedBatches
 from portlab_spec.data.tokens import Row
 from portlab_spec.errors import UserError
@@ -53,7 +53,7 @@ def test_a_step_is_the_same_whenever_it_is_asked_for():
     assert ids(order[step] for step in reversed(range(30))) == forwards[::-1]
     assert ids(BatchOrder(rows, 6, 99, seed=3)[10:30]) == forwards[10:]
     assert ids(BatchOrder(rows, 6, 30, seed=4)) != forwards
-    assert list(batch_order(rows, 6, 30, seed=3)) == list(order)
+    assert list(BatchOrder(rows, 6, 30, seed=3)) == list(order)
 
 
 @pytest.mark.parametrize("n", [24, 23, 29])

@@ -1,13 +1,12 @@
 """QLoRA: linear weights in few bits train as their dequantised values would, in a fraction of the memory."""
 
-import os
-import subprocess
 import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from eight_devices import on_eight_devices, run_on_eight_devices
 
 from portlab_jax.lora import AdapterOptions, adapter_shardings, init_adapter
 from portlab_jax.mesh import MeshPlan
@@ -21,9 +20,6 @@ from portlab_spec.recipe import Lora, Mesh
 pytest.importorskip("qwix")
 
 F32 = jnp.dtype(jnp.float32)
-on_eight_devices = pytest.mark.skipif(
-    jax.device_count() < 8, reason="run by test_on_eight_devices in a process with 8 virtual devices"
-)
 
 
 @pytest.fixture
@@ -115,10 +111,4 @@ def test_qwix_is_asked_for_by_name(tiny_one, one_device, monkeypatch):
 
 
 def test_on_eight_devices():
-    if jax.device_count() >= 8:
-        pytest.skip("this is the process with 8 devices")
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", "-k", "test_mesh", __file__]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert "1 passed" in done.stdout
+    assert "1 passed" in run_on_eight_devices(__file__, "-k", "test_mesh")

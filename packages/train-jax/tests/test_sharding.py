@@ -4,14 +4,11 @@ The models have the shapes that make tensor parallelism hard: fewer key/value he
 full ones alone (12B, 26B-A4B, 31B), fewer query heads than `tp`, experts.
 """
 
-import os
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from eight_devices import on_eight_devices, run_on_eight_devices
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -23,10 +20,6 @@ from portlab_jax.step import StepOptions, gradients
 from portlab_jax.weights import random_params
 from portlab_spec.models import FULL, SLIDING, GemmaConfig, param_table, plan_adapter
 from portlab_spec.recipe import Lora, Mesh, Optimizer
-
-on_eight_devices = pytest.mark.skipif(
-    jax.device_count() < 8, reason="run by test_on_eight_devices in a process with 8 virtual devices"
-)
 
 BASE = {
     "model_type": "gemma4_text",
@@ -378,10 +371,4 @@ def test_mesh_says_what_it_replicates(run, name, sizes, notes):
 
 
 def test_on_eight_devices():
-    if jax.device_count() >= 8:
-        pytest.skip("this is the process with 8 devices")
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", "-m", "not slow", __file__]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert "1 skipped" in done.stdout
+    assert "1 skipped" in run_on_eight_devices(__file__, "-m", "not slow")

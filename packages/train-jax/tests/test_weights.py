@@ -1,15 +1,13 @@
 """Loading a base: every published layout of its files, nothing silently left out, nothing read that is not needed."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from eight_devices import on_eight_devices, run_on_eight_devices
 from safetensors.numpy import load_file, save_file
 
 from portlab_jax.mesh import MeshPlan
@@ -155,11 +153,6 @@ def test_abstract_and_random_weights_have_the_shapes_of_real_ones(tiny):
 # --- on several devices
 
 
-on_eight_devices = pytest.mark.skipif(
-    jax.device_count() < 8, reason="run by test_on_eight_devices in a process with 8 virtual devices"
-)
-
-
 class Counting:
     """A memory-mapped tensor that counts what is taken out of it."""
 
@@ -192,10 +185,4 @@ def test_mesh_parts_hold_their_slice_and_read_no_more(tiny_model, monkeypatch, c
 
 
 def test_on_eight_devices():
-    if jax.device_count() >= 8:
-        pytest.skip("this is the process with 8 devices")
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", "-k", "test_mesh", __file__]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert "6 passed" in done.stdout
+    assert "6 passed" in run_on_eight_devices(__file__, "-k", "test_mesh")
