@@ -44,7 +44,7 @@ class Choice(NamedTuple):
         """Environment variables for JAX, less those that the user has set.
 
         An accelerator that was found must work: without `JAX_PLATFORMS`, JAX would train on the CPU instead, a hundred
-        times slower. Compiled programs are kept for accelerators only; the CPU's depend on the very model of the CPU.
+        times slower. Programs compiled for an accelerator are kept for whatever runs here; train-jax keeps its own too.
         """
         if self.build == "cpu":
             wanted = {"JAX_PLATFORMS": "cpu"}

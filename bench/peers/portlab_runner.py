@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from exchange import Job, Measured, Settings, peak_resident_bytes, read_job
 
-from portlab_jax.attention import choose
 from portlab_jax.lora import Adapter, AdapterOptions, adapter_shardings
 from portlab_jax.mesh import MeshPlan
 from portlab_jax.optim import make_optimizer
-from portlab_jax.packing import Layout, Packing, pack_batch, plan
+from portlab_jax.packing import Packing, pack_batch, plan
+from portlab_jax.setup import choose_attention
 from portlab_jax.step import StepOptions, TrainState, make_step
 from portlab_jax.weights import load_params
 from portlab_spec.data.tokens import Row
@@ -32,28 +32,6 @@ def initial_adapter(values: Mapping[str, np.ndarray], leaves: tuple[AdapterLeaf,
         return np.stack([values[f"{module}.{which}"] for module in leaf.modules("")])
 
     return {"lora": {leaf.key: {which: stacked(leaf, which) for which in ("a", "b")} for leaf in leaves}}
-
-
-def kernels(config: GemmaConfig, layout: Layout, dtype: str) -> tuple[tuple[str, str], ...]:
-    """Implementation for each kind of attention, as the recipe's `attention: auto` chooses it."""
-    device = jax.devices()[0]
-    capability = getattr(device, "compute_capability", None)
-    return tuple(
-        (
-            kind.attention,
-            choose(
-                "auto",
-                platform=device.platform,
-                plain=layout.plain,
-                one_segment=layout.one_segment,
-                head_dim=kind.head_dim,
-                dtype=dtype,
-                row_length=layout.row_length,
-                compute_capability=float(capability) if capability else None,
-            ).implementation,
-        )
-        for kind in dict.fromkeys(config.layers)
-    )
 
 
 def optimizer(settings: Settings) -> Optimizer:
@@ -88,7 +66,8 @@ def train(job: Job, measured: Measured) -> None:
         adapter = jax.device_put(initial_adapter(job.adapter, leaves), adapter_shardings(leaves, mesh))
         transform = make_optimizer(optimizer(settings), len(batches))
         # Layers are recomputed: about a tenth slower here, at a third of the memory.
-        attention = kernels(config, layout, settings.dtype)
+        rows = {"plain": layout.plain, "one_segment": layout.one_segment, "row_length": layout.row_length}
+        attention = choose_attention("auto", config, dtype, **rows)
         options = StepOptions(config, AdapterOptions(leaves), dtype=dtype, attention=attention, remat="block")
         key = jax.random.key_data(jax.random.key(0))
         whole = mesh.replicated

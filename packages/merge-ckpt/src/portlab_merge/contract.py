@@ -7,27 +7,17 @@ own behind L, in the leaves, (L, E, in, r) and (L, E, r, out), as in the base, (
 that replace rows of the embedding.
 """
 
-import math
-import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from portlab_spec.errors import UserError
+from portlab_spec.models.targets import ModulePattern, pattern_value, scaling
 
 FORMAT = "portlab-lora/1"
 HEX_SHA256 = r"^[0-9a-f]{64}$"
 
 
-def _check_regex(pattern: str) -> str:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"{pattern!r} is not a regex ({error})") from None
-    return pattern
-
-
-ModulePattern = Annotated[str, AfterValidator(_check_regex)]
 Rank = Annotated[int, Field(gt=0)]
 Alpha = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -67,11 +57,11 @@ class Lora(_Part):
 
     def rank_of(self, module: str) -> int:
         """Rank of a module: `rank_pattern`, or the common rank."""
-        return self.rank_pattern.get(_pattern_key(self.rank_pattern, module), self.rank)
+        return pattern_value(self.rank_pattern, module, self.rank)
 
     def scaling_of(self, module: str) -> float:
         """Scaling of a module: alpha / rank, with rsLoRA alpha / sqrt(rank) (arXiv 2312.03732)."""
-        alpha = self.alpha_pattern.get(_pattern_key(self.alpha_pattern, module), self.alpha)
+        alpha = pattern_value(self.alpha_pattern, module, self.alpha)
         return scaling(alpha, self.rank_of(module), self.use_rslora)
 
 
@@ -123,13 +113,3 @@ def parse_metadata(value: Any, where: str) -> AdapterMetadata:
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise UserError(f"adapter metadata is broken: {faults}", where=where, fix="Save the step again") from None
-
-
-def scaling(alpha: float, rank: int, use_rslora: bool) -> float:
-    """Factor of the low-rank product: alpha / rank, with rsLoRA alpha / sqrt(rank)."""
-    return alpha / math.sqrt(rank) if use_rslora else alpha / rank
-
-
-def _pattern_key(pattern: dict[str, Any], module: str) -> str:
-    # PEFT's rule (peft.utils.other.get_pattern_key): a key is a regex for the end of the module's path.
-    return next((key for key in pattern if re.match(rf"(.*\.)?({key})$", module)), module)

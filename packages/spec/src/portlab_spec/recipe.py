@@ -6,28 +6,18 @@ the file and the key.
 """
 
 import difflib
-import re
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from portlab_spec.data.tokens import Policy
 from portlab_spec.errors import UserError
 from portlab_spec.formats import find_format
+from portlab_spec.models.targets import ModulePattern, scaling
 
-
-def _check_regex(pattern: str) -> str:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"not a regular expression ({error})") from None
-    return pattern
-
-
-ModulePattern = Annotated[str, AfterValidator(_check_regex)]
 Rank = Annotated[int, Field(ge=1)]
 Alpha = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -68,7 +58,7 @@ class Lora(Section):
     @property
     def scaling(self) -> float:
         """Factor on the adapter's output, where no pattern says otherwise."""
-        return self.alpha / (self.rank**0.5 if self.use_rslora else self.rank)
+        return scaling(self.alpha, self.rank, self.use_rslora)
 
 
 class Optimizer(Section):

@@ -1,6 +1,7 @@
 """A run's parts, made from its recipe: mesh, weights, what is trained, how attention is computed."""
 
 import dataclasses
+import functools
 import logging
 import math
 from collections.abc import Sequence
@@ -59,22 +60,15 @@ class Setup:
 
     def for_layout(self, layout: Layout) -> StepOptions:
         """The step's options with attention as it is best, and right, for a layout."""
-        device = jax.devices()[0]
-        chosen = {}
-        for kind in dict.fromkeys(self.config.layers):
-            choice = choose(
-                self.recipe.attention,
-                platform=device.platform,
-                plain=layout.plain,
-                one_segment=layout.one_segment,
-                head_dim=kind.head_dim,
-                dtype=jnp.dtype(self.options.dtype).name,
-                row_length=layout.row_length,
-                compute_capability=_capability(device),
-            )
-            log.info("attention of %s layers: %s (%s)", kind.attention, *choice)
-            chosen[kind.attention] = choice.implementation
-        return dataclasses.replace(self.options, attention=tuple(sorted(chosen.items())))
+        attention = choose_attention(
+            self.recipe.attention,
+            self.config,
+            self.options.dtype,
+            plain=layout.plain,
+            one_segment=layout.one_segment,
+            row_length=layout.row_length,
+        )
+        return dataclasses.replace(self.options, attention=attention)
 
     def plan(self, batches: Sequence[Sequence[Row]], *, accumulate: int = 1, max_shapes: int = 1) -> Plan:
         """Layouts for some steps' rows, as the recipe and the devices want them."""
@@ -96,6 +90,7 @@ class Setup:
             found = plan(batches, packing, max_shapes=max_shapes, **sizes)
         return found
 
+    @functools.cached_property
     def size(self) -> ModelSize:
         """Weights that one token meets."""
         experts = self.config.experts
@@ -112,9 +107,31 @@ class Setup:
         return ModelSize(linears, adapters, self.config.vocab_size * self.config.hidden_size)
 
 
-def _capability(device: Any) -> float | None:
-    text = getattr(device, "compute_capability", None)
-    return float(text) if text else None
+def choose_attention(
+    requested: str, config: GemmaConfig, dtype: Any, *, plain: bool, one_segment: bool, row_length: int
+) -> tuple[tuple[str, str], ...]:
+    """The implementation for each kind of attention of a model, on the devices at hand; see `choose`.
+
+    Raises:
+        UserError: what was requested would not compute such rows here.
+    """
+    device = jax.devices()[0]
+    capability = getattr(device, "compute_capability", None)
+    chosen = {}
+    for kind in dict.fromkeys(config.layers):
+        choice = choose(
+            requested,
+            platform=device.platform,
+            plain=plain,
+            one_segment=one_segment,
+            head_dim=kind.head_dim,
+            dtype=jnp.dtype(dtype).name,
+            row_length=row_length,
+            compute_capability=float(capability) if capability else None,
+        )
+        log.info("attention of %s layers: %s (%s)", kind.attention, *choice)
+        chosen[kind.attention] = choice.implementation
+    return tuple(sorted(chosen.items()))
 
 
 def set_up(recipe: Recipe, model: ModelFolder, token_ids: tuple[int, ...]) -> Setup:
@@ -142,7 +159,8 @@ def set_up(recipe: Recipe, model: ModelFolder, token_ids: tuple[int, ...]) -> Se
     accelerated = jax.devices()[0].platform != "cpu"
     wide = recipe.dtype == "float32" or (recipe.dtype == "auto" and not accelerated)
     dtype = jnp.dtype(jnp.float32 if wide else jnp.bfloat16)
-    _require_attention(recipe, config, dtype)
+    # A kernel that would not even take the simplest rows is refused before the run begins.
+    choose_attention(recipe.attention, config, dtype, plain=True, one_segment=True, row_length=128)
     parameters = sum(math.prod(p.shape) * p.count for p in param_table(config))
     # Full fine-tuning holds a float32 master, its gradient, and with AdamW two moments.
     size = parameters * (16 if full else dtype.itemsize)
@@ -159,22 +177,6 @@ def set_up(recipe: Recipe, model: ModelFolder, token_ids: tuple[int, ...]) -> Se
         model.path, config, dtype, mesh, kind=recipe.lora.quantize, keep=lambda param: param.buffer or not full
     )
     return Setup(recipe, model, config, frozen, loaded, mesh, options)
-
-
-def _require_attention(recipe: Recipe, config: GemmaConfig, dtype: Any) -> None:
-    """Refuse a kernel that would not even take the simplest rows, before the run begins."""
-    device = jax.devices()[0]
-    for head_dim in {kind.head_dim for kind in config.layers}:
-        choose(
-            recipe.attention,
-            platform=device.platform,
-            plain=True,
-            one_segment=True,
-            head_dim=head_dim,
-            dtype=jnp.dtype(dtype).name,
-            row_length=128,
-            compute_capability=_capability(device),
-        )
 
 
 def initial_state(setup: Setup) -> TrainState:

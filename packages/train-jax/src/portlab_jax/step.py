@@ -213,13 +213,10 @@ def make_step(
 
 
 def make_evaluation(options: StepOptions, layout: Layout) -> Callable[[Any, Params, Batch], tuple[Array, Array]]:
-    """A function from (trained, frozen, batch) to the sum of the cross-entropies and the number of tokens."""
+    """A function from (trained, frozen, batch of one micro-batch) to the sum of cross-entropies and the token count."""
 
     def evaluate(trained: Adapter, frozen: Params, batch: Batch) -> tuple[Array, Array]:
-        nll = jnp.zeros((), jnp.float32)
-        for i in range(batch.weights.shape[0]):
-            micro = jax.tree.map(lambda x, i=i: x[i], batch)
-            nll += batch_sums(trained, frozen, micro, options, layout.chunk).nll
-        return nll, jnp.sum(batch.weights)
+        micro = jax.tree.map(lambda x: x[0], batch)
+        return batch_sums(trained, frozen, micro, options, layout.chunk).nll, jnp.sum(batch.weights)
 
     return evaluate

@@ -1,6 +1,5 @@
 """The training loop: batches in, trained leaves out, a checkpoint every so often, resumable at any of them."""
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 
 from portlab_jax.checkpoint import Checkpoints, TrainLog
 from portlab_jax.compiled import Compiled
@@ -30,8 +30,6 @@ from portlab_spec.data.tokens import Row
 from portlab_spec.errors import CheckFailed
 from portlab_spec.models import param_table
 from portlab_spec.progress import bar
-
-log = logging.getLogger(__name__)
 
 PROBE_TOP_K = 8
 
@@ -78,7 +76,7 @@ def count_work(setup: Setup, rows: Sequence[Row], batch: Batch) -> Work:
     heads = setup.config.num_attention_heads
     attention = attention_size((pairs[kind], heads, kind.head_dim) for kind in setup.config.layers)
     size = StepSize(int(held.sum()), attention, int((batch.weights > 0).sum()))
-    flops = step_flops(setup.size(), size, method=setup.recipe.method)
+    flops = step_flops(setup.size, size, method=setup.recipe.method)
     return Work(len(rows), sum(len(row.ids) for row in rows), held.size, flops)
 
 
@@ -130,7 +128,7 @@ class MonitoredLoss:
 class Progress:
     """What the loop has seen; metrics are read one step late, so that the devices never wait for the host."""
 
-    setup: Setup
+    schedule: optax.Schedule
     losses: list[float]
     throughput: Throughput
     track: Callable[[int, dict[str, float]], None]
@@ -160,7 +158,7 @@ class Progress:
         if number == 1:
             require_gradients(metrics.leaf_norms)
         self.losses.append(loss)
-        rate = learning_rate_schedule(self.setup.recipe.optimizer, self.setup.recipe.steps)(number - 1)
+        rate = self.schedule(number - 1)
         values = {"loss": loss, "grad_norm": grad_norm, "token_accuracy": float(metrics.accuracy)}
         self.track(number, values | {"learning_rate": float(rate)} | self.throughput.rates())
 
@@ -240,7 +238,8 @@ def train(
         bar("train", recipe.steps) as advance,
     ):
         throughput = Throughput(jax.device_count(), jax.devices()[0].device_kind)
-        progress = Progress(setup, list(trained_log.losses), throughput, trackers.log)
+        schedule = learning_rate_schedule(recipe.optimizer, recipe.steps)
+        progress = Progress(schedule, list(trained_log.losses), throughput, trackers.log)
 
         def save(monitored_loss: float | None) -> None:
             logged = TrainLog(list(progress.losses), earlier + time.perf_counter() - started, list(evals))

@@ -1,10 +1,8 @@
 """Base weights between safetensors and device arrays, one tensor at a time, never whole in host memory."""
 
-import functools
-import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
 from portlab_jax.mesh import MeshPlan
 from portlab_jax.model import Params
@@ -19,8 +18,6 @@ from portlab_jax.quantize import Kind, is_quantized, quantize, require_qwix
 from portlab_spec.errors import UserError
 from portlab_spec.models import GemmaConfig, Param, find_prefix, param_table
 from portlab_spec.safetensors_file import TensorView, open_tensors
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -46,17 +43,14 @@ class LoadReport:
         return f"{self.mapped} tensors of {self.prefix}* loaded, {self.bytes / 1e9:.2f} GB{left}"
 
 
-def survey(folder: Path, config: GemmaConfig) -> LoadReport:
+def survey(folder: Path, config: GemmaConfig, tensors: Mapping[str, TensorView] | None = None) -> LoadReport:
     """Check a folder's tensors against the configuration, by their headers alone.
 
     Raises:
         UserError: a tensor is missing or has another shape than the configuration says, or a tensor inside the text
             model is not known.
     """
-    return _survey(folder, config, open_tensors(folder))
-
-
-def _survey(folder: Path, config: GemmaConfig, tensors: Mapping[str, TensorView]) -> LoadReport:
+    tensors = open_tensors(folder) if tensors is None else tensors
     prefix = find_prefix(tensors, str(folder))
     wanted = {name: p.shape for p in param_table(config) for name in p.tensor_names(prefix)}
     for name, shape in wanted.items():
@@ -127,9 +121,9 @@ def load_params(
     if kind != "none":
         require_qwix()
     tensors = open_tensors(folder)
-    report = _survey(folder, config, tensors)
+    report = survey(folder, config, tensors)
 
-    def read(param: Param, index: tuple[slice, ...]) -> np.ndarray:
+    def read(param: Param, index: Any) -> np.ndarray:
         views = [tensors[name] for name in param.tensor_names(report.prefix)]
         layers = range(param.count)[index[0]] if param.stack else range(1)
         part = index[1:] if param.stack else index
@@ -141,16 +135,24 @@ def load_params(
             views[i].release()
         return buffer if param.stack else buffer[0]
 
-    params: Params = {"layers": {}}
-    for param in filter(keep, param_table(config)):
-        lead = 1 if param.stack else 0
-        shape = (param.count, *param.shape) if param.stack else param.shape
-        sharding = mesh.sharding(param.dims, lead=lead)
-        array = jax.make_array_from_callback(shape, sharding, functools.partial(read, param))
-        place = params["layers"].setdefault(param.stack, {}) if param.stack else params
+    def load(param: Param, shape: tuple[int, ...], sharding: NamedSharding) -> Any:
+        array = jax.make_array_from_callback(shape, sharding, lambda index: read(param, index))
         # One parameter at a time: the next buffer is allocated when this one has gone.
-        place[param.name] = jax.block_until_ready(quantize(array, kind) if is_quantized(param, kind) else array)
-    return params, report
+        return jax.block_until_ready(quantize(array, kind) if is_quantized(param, kind) else array)
+
+    return _build(filter(keep, param_table(config)), mesh, load), report
+
+
+def _build(
+    table: Iterable[Param], mesh: MeshPlan, make: Callable[[Param, tuple[int, ...], NamedSharding], Any]
+) -> Params:
+    """The tree of parameters, each made from its entry, its shape and its sharding with the layers stacked."""
+    params: Params = {"layers": {}}
+    for param in table:
+        shape = (param.count, *param.shape) if param.stack else param.shape
+        place = params["layers"].setdefault(param.stack, {}) if param.stack else params
+        place[param.name] = make(param, shape, mesh.sharding(param.dims, lead=1 if param.stack else 0))
+    return params
 
 
 def _aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -163,36 +165,25 @@ def _aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 def abstract_params(config: GemmaConfig, dtype: Any, mesh: MeshPlan) -> Params:
     """Shapes, types and shardings of the base, for compiling without weights."""
-    params: Params = {"layers": {}}
-    for param in param_table(config):
-        shape = (param.count, *param.shape) if param.stack else param.shape
-        sharding = mesh.sharding(param.dims, lead=1 if param.stack else 0)
-        place = params["layers"].setdefault(param.stack, {}) if param.stack else params
-        place[param.name] = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-    return params
+    return _build(
+        param_table(config), mesh, lambda _, shape, sharding: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+    )
 
 
 def random_params(config: GemmaConfig, dtype: Any, mesh: MeshPlan, key: jax.Array) -> Params:
     """Random weights of a model, drawn on the devices: for benchmarks and compile checks without a download."""
-    params = abstract_params(config, dtype, mesh)
-    inits = {p.key: p for p in param_table(config)}
+    numbers = {param.key: number for number, param in enumerate(param_table(config))}
 
-    def draw(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
-        name = ".".join(str(k.key) for k in path).removeprefix("layers.")
-        param = inits[name]
-        if param.init == "one" or (param.init == "norm" and config.norm_offset == 0):
-            make = jax.jit(lambda: jnp.ones(leaf.shape, leaf.dtype), out_shardings=leaf.sharding)
-            return make()
-        if param.init == "norm":
-            return jax.jit(lambda: jnp.zeros(leaf.shape, leaf.dtype), out_shardings=leaf.sharding)()
-        scale = 0.02 if len(param.shape) < 2 else param.shape[-1] ** -0.5
-        number = list(inits).index(name)
-        sample = jax.jit(
-            lambda: (jax.random.normal(jax.random.fold_in(key, number), leaf.shape, jnp.float32) * scale).astype(
-                leaf.dtype
-            ),
-            out_shardings=leaf.sharding,
-        )
-        return sample()
+    def draw(param: Param, shape: tuple[int, ...], sharding: NamedSharding) -> jax.Array:
+        def values() -> jax.Array:
+            if param.init == "one" or (param.init == "norm" and config.norm_offset == 0):
+                return jnp.ones(shape, dtype)
+            if param.init == "norm":
+                return jnp.zeros(shape, dtype)
+            scale = 0.02 if len(param.shape) < 2 else param.shape[-1] ** -0.5
+            sample = jax.random.normal(jax.random.fold_in(key, numbers[param.key]), shape, jnp.float32)
+            return (sample * scale).astype(dtype)
 
-    return jax.tree_util.tree_map_with_path(draw, params)
+        return jax.jit(values, out_shardings=sharding)()
+
+    return _build(param_table(config), mesh, draw)

@@ -9,11 +9,25 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
+
+from pydantic import AfterValidator
 
 from portlab_spec.errors import UserError
 from portlab_spec.models.config import GemmaConfig
 from portlab_spec.models.table import PREFIXES, Dim, Param, param_table
+
+
+def _check_pattern(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is not a regular expression ({error})") from None
+    return pattern
+
+
+# A regular expression in a pydantic model.
+ModulePattern = Annotated[str, AfterValidator(_check_pattern)]
 
 _PLAIN = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 
@@ -131,8 +145,8 @@ def _leaves(param: Param, index: list[int], lora: LoraSettings) -> list[AdapterL
     paths = param.modules("model.")
     groups: dict[tuple[int, float], list[int]] = {}
     for i in index:
-        rank = _value(lora.rank_pattern, paths[i], lora.rank)
-        alpha = _value(lora.alpha_pattern, paths[i], lora.alpha)
+        rank = pattern_value(lora.rank_pattern, paths[i], lora.rank)
+        alpha = pattern_value(lora.alpha_pattern, paths[i], lora.alpha)
         groups.setdefault((rank, scaling(alpha, rank, lora.use_rslora)), []).append(i)
     return [
         AdapterLeaf(param.key if len(groups) == 1 else f"{param.key}@{number}", param, tuple(members), rank, factor)
@@ -140,7 +154,8 @@ def _leaves(param: Param, index: list[int], lora: LoraSettings) -> list[AdapterL
     ]
 
 
-def _value[T](pattern: Mapping[str, T], module: str, default: T) -> T:
+def pattern_value[T](pattern: Mapping[str, T], module: str, default: T) -> T:
+    """A module's entry in a rank or alpha pattern, or the default."""
     key = pattern_key(pattern, module)
     return default if key is None else pattern[key]
 

@@ -6,7 +6,7 @@ whole run, so that the step compiles once for each (`planning`). No JAX here.
 """
 
 from portlab_jax.packing.batch import Batch, Blocks, Layout, Packing, Rows, pack_batch
-from portlab_jax.packing.order import BatchOrder, batch_order
+from portlab_jax.packing.order import BatchOrder
 from portlab_jax.packing.planning import Plan, plan
 
-__all__ = ["Batch", "BatchOrder", "Blocks", "Layout", "Packing", "Plan", "Rows", "batch_order", "pack_batch", "plan"]
+__all__ = ["Batch", "BatchOrder", "Blocks", "Layout", "Packing", "Plan", "Rows", "pack_batch", "plan"]

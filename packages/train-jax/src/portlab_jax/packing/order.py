@@ -2,7 +2,7 @@
 
 import hashlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import overload
 
@@ -56,11 +56,6 @@ class BatchOrder(Sequence[list[Row]]):
             total.update(f"{row.id}\0{row.stratum}\0{row.prefix_key}\0{len(row.ids)}\0".encode())
             total.update(np.frombuffer(array("i", row.ids), np.int32).astype("<i4").tobytes() + bytes(row.loss))
         return total.hexdigest()
-
-
-def batch_order(rows: Sequence[Row], batch_size: int, steps: int, seed: int) -> Iterator[list[Row]]:
-    """The rows of each step, one after the other; see `BatchOrder`."""
-    return iter(BatchOrder(rows, batch_size, steps, seed))
 
 
 def _epoch(rows: Sequence[Row], batch_size: int, seed: int, epoch: int) -> list[int]:
