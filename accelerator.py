@@ -44,15 +44,10 @@ class Choice(NamedTuple):
         """Environment variables for JAX, less those that the user has set.
 
         An accelerator that was found must work: without `JAX_PLATFORMS`, JAX would train on the CPU instead, a hundred
-        times slower. Programs compiled for an accelerator are kept for whatever runs here; train-jax keeps its own too.
+        times slower.
         """
-        if self.build == "cpu":
-            wanted = {"JAX_PLATFORMS": "cpu"}
-        else:
-            caches = env.get("XDG_CACHE_HOME") or Path(env.get("HOME", "~")).expanduser() / ".cache"
-            cache = Path(env.get("PORTLAB_CACHE") or Path(caches, "portlab"))
-            platform = self.build.rstrip("0123456789")
-            wanted = {"JAX_PLATFORMS": f"{platform},cpu", "JAX_COMPILATION_CACHE_DIR": str(cache / "jax")}
+        platform = self.build.rstrip("0123456789")
+        wanted = {"JAX_PLATFORMS": platform if platform == "cpu" else f"{platform},cpu"}
         return {name: value for name, value in wanted.items() if name not in env}
 
     def __str__(self) -> str:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from exchange import Job, Measured, Settings, peak_resident_bytes, read_job
 
+from portlab_jax.compiled import Compiled
 from portlab_jax.lora import Adapter, AdapterOptions, adapter_shardings
 from portlab_jax.mesh import MeshPlan
 from portlab_jax.optim import make_optimizer
@@ -74,7 +75,8 @@ def train(job: Job, measured: Measured) -> None:
         step_number = jax.device_put(jnp.zeros((), jnp.int32), whole)
         state = TrainState(adapter, jax.jit(transform.init)(adapter), step_number, jax.device_put(key, whole))
         shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
-        step = jax.jit(make_step(options, transform, layout), donate_argnums=0, out_shardings=(shardings, None))
+        function = jax.jit(make_step(options, transform, layout), donate_argnums=0, out_shardings=(shardings, None))
+        step = Compiled(function, "the training step")
         for rows in batches:
             started = time.perf_counter()
             state, metrics = step(state, params, mesh.put_rows(pack_batch(rows, layout), axis=1))

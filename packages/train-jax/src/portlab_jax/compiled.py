@@ -1,5 +1,6 @@
 """Compile on purpose: each shape once, with a word about the memory it takes, and a warning when a shape is new."""
 
+import ctypes
 import logging
 import time
 from collections.abc import Callable
@@ -19,6 +20,13 @@ def use_compilation_cache() -> None:
     """Keep compiled programs between runs, unless the user has said where or that not."""
     if jax.config.jax_compilation_cache_dir is None and jax.config.jax_enable_compilation_cache:
         jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "compiled"))
+
+
+def return_free_memory() -> None:
+    """Give back what the compiler has freed: glibc keeps it otherwise, 0.3 GiB after a step of Gemma 3 270M."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,7 @@ class Compiled:
                 log.warning("%s is compiled anew: %s", self.name, describe_change(last, now))
             started = time.perf_counter()
             executable = self.function.lower(*args).compile()  # type: ignore[attr-defined]
+            return_free_memory()
             self.seconds += time.perf_counter() - started
             self.memory = _memory(executable)
             self._ready[key] = executable
