@@ -19,26 +19,12 @@ Left out, all far below 1 %: norms, RoPE, softmax, activation functions, gradien
 optimiser; and the first layer's input gradient, which nobody needs, is counted.
 """
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-# FLOP/s of one JAX device, dense bfloat16. NVIDIA: data sheets of H100 (SXM column), H200 (SXM), A100 and L4, halved
-# where they state sparsity. TPU: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}, read 2026-11; these are per
-# chip, and a chip is one device, but for TPU7x, which has two.
-PEAKS = {
-    r"NVIDIA H100 80GB HBM3": 989e12,
-    r"NVIDIA H200": 989e12,
-    r"NVIDIA A100-(SXM4|PCIE)-(40|80)GB|NVIDIA A100 80GB PCIe": 312e12,
-    r"NVIDIA L4": 121e12,
-    r"TPU v4": 275e12,
-    r"TPU v5 lite|TPU v5e": 197e12,
-    r"TPU v5|TPU v5p": 459e12,
-    r"TPU v6 lite|TPU v6e": 918e12,
-    r"TPU7x": 2307e12 / 2,
-}
+from portlab_spec.hardware import find_chip
 
 
 @dataclass(frozen=True)
@@ -104,8 +90,9 @@ def visible_pairs(positions: np.ndarray, held: np.ndarray, window: int | None) -
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Peak dense bfloat16 FLOP/s of a device by the name that JAX gives it; None for one that is not in the table."""
-    return next((peak for kind, peak in PEAKS.items() if re.fullmatch(kind, device_kind)), None)
+    """Peak dense bfloat16 FLOP/s of a device by the name that JAX gives it; None for one of no known chip."""
+    chip = find_chip(device_kind)
+    return chip.bf16_flops / chip.devices if chip else None
 
 
 def mfu(flops: float, seconds: float, devices: int, device_kind: str) -> float | None:
