@@ -138,6 +138,13 @@ def test_transformers_4_and_5_settings_mean_the_same():
     assert GemmaConfig.from_dict(new) == GemmaConfig.from_dict(GEMMA4_31B)
 
 
+def test_the_unified_type_is_a_dense_gemma_4():
+    text = GEMMA4_31B["text_config"] | {"model_type": "gemma4_unified_text"}
+    del text["hidden_size_per_layer_input"]  # a key that this type does not have
+    unified = {"model_type": "gemma4_unified", "text_config": text}
+    assert GemmaConfig.from_dict(unified) == GemmaConfig.from_dict(GEMMA4_31B)
+
+
 def test_a_multimodal_config_fills_in_the_published_defaults():
     config = GemmaConfig.from_dict(GEMMA3_4B)
     assert (config.vocab_size, config.num_attention_heads) == (262_208, 8)

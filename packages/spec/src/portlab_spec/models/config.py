@@ -125,7 +125,9 @@ class GemmaConfig:
             ) from None
 
 
-_WRAPPERS = {"gemma3": "gemma3_text", "gemma4": "gemma4_text"}  # multimodal type -> type of its text model
+# Multimodal type -> type of its text model. The unified type (Gemma 4 12B) has no encoders; its text model is a dense
+# Gemma 4 without per-layer inputs.
+_WRAPPERS = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "gemma4_unified": "gemma4_unified_text"}
 
 
 def _read_gemma3(raw: Mapping[str, Any], where: str) -> GemmaConfig:
@@ -190,7 +192,7 @@ def _read_gemma4(raw: Mapping[str, Any], where: str) -> GemmaConfig:
         )
     if missing := set(types) - set(types[:first_shared]):
         raise UserError(f"every {' and '.join(missing)} layer shares keys and values that none has", where=where)
-    per_layer = raw.get("hidden_size_per_layer_input", 256)
+    per_layer = raw.get("hidden_size_per_layer_input", 0 if raw["model_type"] == "gemma4_unified_text" else 256)
     vocab = raw.get("vocab_size", 262_144)
     return GemmaConfig(
         family="gemma4",
@@ -209,7 +211,7 @@ def _read_gemma4(raw: Mapping[str, Any], where: str) -> GemmaConfig:
     )
 
 
-_READERS = {"gemma3_text": _read_gemma3, "gemma4_text": _read_gemma4}
+_READERS = {"gemma3_text": _read_gemma3, "gemma4_text": _read_gemma4, "gemma4_unified_text": _read_gemma4}
 
 
 def _layer_types(raw: Mapping[str, Any], where: str) -> list[str]:
