@@ -104,6 +104,22 @@ def test_every_standard_slice_is_found_by_its_name_and_its_shape(generation):
         assert parse_slice(known.compiler_topology) == known
 
 
+@pytest.mark.parametrize(
+    ("text", "gb_per_s"),
+    [
+        ("v5e-1", 0),
+        ("v6e-4", 400),
+        ("v6e-8", 600),
+        ("v6e-16", 800),
+        ("v5p-8", 400),
+        ("v5p-64", 1000),
+        ("v5p-128", 1200),
+    ],
+)
+def test_links_that_leave_the_slice_carry_nothing(text, gb_per_s):
+    assert parse_slice(text).ici_bandwidth == pytest.approx(gb_per_s * 1e9)
+
+
 def test_a_slice_explains_its_name():
     assert parse_slice("v5p-8").explain() == "v5p-8 is 4 chips (the suffix counts TensorCores), 2x2x1, 1 host"
     assert parse_slice("v6e-16").explain() == "v6e-16 is 16 chips (the suffix counts chips), 4x4, 4 hosts"

@@ -61,6 +61,18 @@ class Slice:
         return 1 if self.chips <= self.chip.chips_per_host else self.chips // _VM_CHIPS
 
     @property
+    def ici_bandwidth(self) -> float | None:
+        """Byte/s of the best-connected chip to its neighbours, both directions together; None if not published.
+
+        Links that would leave the slice carry nothing: of the six of a v5p chip, two are used in a 2x2x1. What wraps
+        around changes nothing here, because inner chips have two neighbours along a side anyway.
+        """
+        if self.chip.ici_bandwidth is None or self.chip.ici_links is None:
+            return None
+        used = sum(min(int(side) - 1, 2) for side in self.topology.split("x"))
+        return self.chip.ici_bandwidth * used / self.chip.ici_links
+
+    @property
     def compiler_topology(self) -> str:
         """Name by which libtpu's compiler knows the slice, "v5p:2x2x1"."""
         return f"{self.chip.name}:{self.topology}"
