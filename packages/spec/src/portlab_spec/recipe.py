@@ -136,6 +136,9 @@ class Recipe(Section):
         False, description="fill a batch from few sets of tools, so that its examples have more in common"
     )
     pack: bool = Field(True, description="put several examples into one row; false pads each to a row of its own")
+    chunk: int | None = Field(
+        None, ge=8, description="supervised tokens whose logits are in memory at a time; null is chosen for the device"
+    )
     max_shapes: int = Field(1, ge=1, description="different batch shapes, each of which compiles once")
     z_loss: float = Field(0.0, ge=0, description="weight of the squared log-partition in the loss")
     train_splits: tuple[Literal["train", "validation"], ...] = Field(

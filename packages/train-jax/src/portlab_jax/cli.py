@@ -31,20 +31,31 @@ class Arguments:
     """Print the report as JSON instead of a table."""
 
 
-def parse(args: list[str]) -> Arguments:
-    """Read the command line; options override the recipe that `--recipe` names."""
+def parse_with_recipe[T](kind: type[T], args: list[str], prog: str) -> T:
+    """Read a command line whose options override the recipe that `--recipe` names.
+
+    Args:
+        kind: dataclass with the fields `settings`, a recipe, and `recipe`, its name; its docstring is the help.
+        args: behind the program's name.
+        prog: the program's name.
+    """
     name = DEFAULT_RECIPE
     for i, arg in enumerate(args):
         if arg == "--recipe" and i + 1 < len(args):
             name = args[i + 1]
         elif arg.startswith("--recipe="):
             name = arg.partition("=")[2]
-    default = Arguments(settings=load_recipe(name), recipe=name)
-    description = f"{inspect.cleandoc(Arguments.__doc__ or '')}\n\nShipped recipes: {', '.join(shipped_recipes())}."
+    default = kind(settings=load_recipe(name), recipe=name)  # type: ignore[call-arg]
+    description = f"{inspect.cleandoc(kind.__doc__ or '')}\n\nShipped recipes: {', '.join(shipped_recipes())}."
     try:
-        return tyro.cli(Arguments, args=args, default=default, prog="train-jax", description=description)
+        return tyro.cli(kind, args=args, default=default, prog=prog, description=description)
     except ValidationError as error:
         raise invalid(error, "command line") from None
+
+
+def parse(args: list[str]) -> Arguments:
+    """Read the command line of `train-jax`."""
+    return parse_with_recipe(Arguments, args, "train-jax")
 
 
 def main(args: list[str]) -> int:

@@ -266,7 +266,7 @@ def _generate(
             shape = (len(stack.layers), batch, width + new, stack.kind.kv_heads, stack.kind.head_dim)
             empty = shard(jnp.zeros(shape, dtype or weights.embedding.dtype), None, "group", None, "kv_heads", None)
             caches[stack.name] = (empty, empty)
-    run = functools.partial(_run_rows, weights, config, options, dtype, prefix, p)
+    run = functools.partial(run_rows, weights, config, options, dtype, prefix, p)
 
     def pick(hidden: Array) -> Array:
         loss = LossOptions(token_ids=options.token_ids, softcap=config.final_softcap)
@@ -295,7 +295,7 @@ def _generate(
     return output
 
 
-def _run_rows(
+def run_rows(
     weights: Weights,
     config: GemmaConfig,
     options: AdapterOptions,

@@ -87,7 +87,12 @@ class MeshPlan:
 
     @staticmethod
     def create(
-        recipe: Mesh, devices: Sequence[Any] | None = None, *, weight_bytes: int = 0, rows: int | None = None
+        recipe: Mesh,
+        devices: Sequence[Any] | None = None,
+        *,
+        weight_bytes: int = 0,
+        rows: int | None = None,
+        memory: int | None = None,
     ) -> "MeshPlan":
         """Build the mesh of a recipe over all devices; what it leaves open is chosen.
 
@@ -96,12 +101,13 @@ class MeshPlan:
             devices: by default all of them.
             weight_bytes: size of the frozen weights: `fsdp` grows until a part takes half a device's memory at most.
             rows: rows of a micro-batch: `tp` takes the devices that would get none.
+            memory: bytes of a device; by default what it says itself.
 
         Raises:
             UserError: the shape does not use exactly the devices there are.
         """
         devices = list(devices or jax.devices())
-        sizes = choose_sizes(recipe, len(devices), weight_bytes, device_memory(devices[0]), rows)
+        sizes = choose_sizes(recipe, len(devices), weight_bytes, memory or device_memory(devices[0]), rows)
         if math.prod(sizes) != len(devices):
             data, fsdp, tp = sizes
             raise UserError(
@@ -110,6 +116,11 @@ class MeshPlan:
                 fix="Set mesh.data, mesh.fsdp and mesh.tp so that their product is the number of devices",
             )
         return MeshPlan(jax.make_mesh(sizes, AXES, axis_types=(AxisType.Explicit,) * 3, devices=devices))
+
+    @property
+    def device(self) -> Any:
+        """One of the devices, which are all alike."""
+        return self.mesh.devices.flat[0]
 
     @property
     def groups(self) -> int:
@@ -133,11 +144,24 @@ class MeshPlan:
         """
 
         def put(array: np.ndarray) -> jax.Array:
-            axes = (*(None,) * axis, "group", *(None,) * (array.ndim - axis - 1))
-            sharding = NamedSharding(self.mesh, _spec(axes, array.shape, dict(self.mesh.shape)))
-            return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+            return jax.make_array_from_callback(
+                array.shape, self.row_sharding(array.shape, axis), lambda index: array[index]
+            )
 
         return jax.tree.map(put, jax.tree.map(np.asarray, tree))
+
+    def abstract_rows(self, tree: Any, *, axis: int = 0) -> Any:
+        """As `put_rows`, without the data: shapes, types and shardings."""
+
+        def describe(array: np.ndarray) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=self.row_sharding(array.shape, axis))
+
+        return jax.tree.map(describe, jax.tree.map(np.asarray, tree))
+
+    def row_sharding(self, shape: Sequence[int], axis: int) -> NamedSharding:
+        """Sharding of an array whose dimension `axis` is shared out over the groups."""
+        axes = (*(None,) * axis, "group", *(None,) * (len(shape) - axis - 1))
+        return NamedSharding(self.mesh, _spec(axes, shape, dict(self.mesh.shape)))
 
     @property
     def replicated(self) -> NamedSharding:

@@ -22,9 +22,9 @@ from portlab_jax.packing.batches import PackedBatches, Step
 from portlab_jax.profiling import Profiler
 from portlab_jax.run_metadata import run_metadata
 from portlab_jax.schedule import learning_rate_schedule
-from portlab_jax.setup import Setup
+from portlab_jax.setup import Setup, abstract, jit_step
 from portlab_jax.signals import Preemption
-from portlab_jax.step import StepMetrics, StepOptions, TrainState, make_evaluation, make_step, supervised_hidden
+from portlab_jax.step import StepMetrics, StepOptions, TrainState, make_evaluation, supervised_hidden
 from portlab_jax.trackers import open_trackers
 from portlab_spec.data.tokens import Row
 from portlab_spec.errors import CheckFailed
@@ -81,23 +81,17 @@ def count_work(setup: Setup, rows: Sequence[Row], batch: Batch) -> Work:
 
 
 class Steps:
-    """The compiled steps of a run, one for each layout; the state is donated.
-
-    The state's shardings are fixed on the way out as on the way in: left open, the compiler's choice may differ from
-    the initial placement, and the second step would compile anew.
-    """
+    """The compiled steps of a run, one for each layout."""
 
     def __init__(self, setup: Setup, state: TrainState) -> None:
         self._setup = setup
-        self._shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+        self._state = abstract(state)
         self._by_layout: dict[Layout, Compiled] = {}
 
     def __call__(self, layout: Layout) -> Compiled:
         """The step for a layout."""
         if layout not in self._by_layout:
-            step = make_step(self._setup.for_layout(layout), self._setup.optimizer, layout)
-            function = jax.jit(step, donate_argnums=0, out_shardings=(self._shardings, None))
-            self._by_layout[layout] = Compiled(function, "the training step")
+            self._by_layout[layout] = Compiled(jit_step(self._setup, self._state, layout), "the training step")
         return self._by_layout[layout]
 
     @property

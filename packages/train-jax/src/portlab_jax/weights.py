@@ -163,10 +163,14 @@ def _aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return raw[start : start + size].view(dtype).reshape(shape)
 
 
-def abstract_params(config: GemmaConfig, dtype: Any, mesh: MeshPlan) -> Params:
+def abstract_params(
+    config: GemmaConfig, dtype: Any, mesh: MeshPlan, *, keep: Callable[[Param], bool] = lambda param: True
+) -> Params:
     """Shapes, types and shardings of the base, for compiling without weights."""
     return _build(
-        param_table(config), mesh, lambda _, shape, sharding: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+        filter(keep, param_table(config)),
+        mesh,
+        lambda _, shape, sharding: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding),
     )
 
 

@@ -47,7 +47,9 @@ def attend(
 
     def local(q: jax.Array, k: jax.Array, v: jax.Array, *visible: jax.Array) -> jax.Array:
         q_NTHd, k_NTKd, v_NTKd, *merged = (x.reshape(-1, *x.shape[2:]) for x in (q, k, v, *visible))
-        return run(q_NTHd, k_NTKd, v_NTKd, Visible(*merged), window=window, scale=scale).reshape(q.shape)
+        # The name is found again in the compiled program, whose kernels do not say what they see.
+        with jax.named_scope(scope_name(implementation, window)):
+            return run(q_NTHd, k_NTKd, v_NTKd, Visible(*merged), window=window, scale=scale).reshape(q.shape)
 
     arrays: tuple[jax.Array, ...] = (q, k, v, rows.ends, rows.positions, table)
     if jax.sharding.get_abstract_mesh().empty:
@@ -59,6 +61,11 @@ def attend(
     arrays = tuple(shard(x, *names) for names, x in zip(axes, arrays, strict=True))
     # Loop carries start as constants, which the check of varying axes would want cast; nothing crosses devices here.
     return jax.shard_map(local, in_specs=specs, out_specs=specs[0], check_vma=False)(*arrays)
+
+
+def scope_name(implementation: str, window: int | None) -> str:
+    """What attention is called in the names of a compiled program's instructions."""
+    return f"attend_{implementation}_{window or 'full'}"
 
 
 def _xla(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, *, window: int | None, scale: float) -> jax.Array:

@@ -1,0 +1,176 @@
+"""Prefill and decode steps of the model, compiled for a slice, for models of time to first token and per token.
+
+These are our own model's steps, with one compilation for one batch and context, not those of a serving engine, whose
+kernels, paged cache and scheduler differ. Their FLOPs and bytes are what the mathematics needs; that is what a
+roofline wants.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from portlab_jax.decode import Slots, run_rows
+from portlab_jax.lora import AdapterOptions
+from portlab_jax.loss import LossOptions, head_logits
+from portlab_jax.mesh import MeshPlan, partition, shard
+from portlab_jax.model import Inputs, Params, hidden_states, with_adapter
+from portlab_jax.packing import Packing, pack_batch, plan
+from portlab_jax.planner.program import Program
+from portlab_jax.planner.workload import made_up
+from portlab_jax.setup import choose_attention, device_bytes
+from portlab_jax.step import PackedAttention, StepOptions
+from portlab_jax.weights import abstract_params
+from portlab_spec.hardware import Slice
+from portlab_spec.models import GemmaConfig, LayerKind
+from portlab_spec.recipe import Recipe
+
+Array = jax.Array
+Compile = Callable[..., Program]
+
+
+@dataclass(frozen=True)
+class InferenceProgram:
+    """A step of inference.
+
+    Attributes:
+        mesh: size of each axis.
+        batch: sequences.
+        context: tokens of each.
+        arguments: bytes of a device's arguments by kind: weights, cache.
+        program: as compiled.
+    """
+
+    mesh: dict[str, int]
+    batch: int
+    context: int
+    arguments: dict[str, int]
+    program: Program
+
+
+class PromptAttention(PackedAttention):
+    """Attention of whole prompts, whose keys and values are kept."""
+
+    def __call__(self, kind: LayerKind, q: Array, kv: Any, state: Any, *, shared: bool) -> tuple[Array, Any, Any]:
+        """See `portlab_jax.model.Attend`; the new state is the layer's own keys and values."""
+        out, shares, _ = super().__call__(kind, q, kv, state, shared=shared)
+        return out, shares, None if shared else kv
+
+
+def compile_prefill(
+    recipe: Recipe,
+    config: GemmaConfig,
+    part: Slice,
+    devices: Sequence[Any],
+    compiler: Compile,
+    *,
+    batch: int,
+    context: int,
+) -> InferenceProgram:
+    """Compile the step that reads prompts and yields their caches and first tokens.
+
+    Args:
+        recipe: names the mesh, the attention kernel and the type; weights are served without an adapter.
+        config: the model.
+        part: the slice.
+        devices: of the slice.
+        compiler: takes a jitted function and its abstract arguments.
+        batch: prompts.
+        context: tokens of each.
+    """
+    mesh = _mesh(recipe, config, part, devices, batch)
+    wide = recipe.model_copy(update={"batch_size": batch, "max_length": context + 1})
+    rows = made_up(wide, config, context + 1, 1).rows
+    packing = Packing(groups=mesh.groups, window=config.window, share_prefix=False, max_row_length=_multiple(context))
+    layout = plan([[*rows]], packing, min_block=128, max_chunk=512).layout(0)
+    attention = choose_attention(
+        recipe.attention,
+        config,
+        jnp.bfloat16,
+        plain=layout.plain,
+        one_segment=layout.one_segment,
+        row_length=layout.row_length,
+        device=mesh.device,
+    )
+    options = StepOptions(config, AdapterOptions(), dtype=jnp.dtype(jnp.bfloat16), attention=attention)
+
+    def prefill(params: Params, arrays: Any) -> tuple[Array, Any]:
+        arrays = jax.tree.map(lambda x: x[0], arrays)
+        weights = with_adapter(params, {}, options.adapter)
+        groups = arrays.rows.tokens.shape[0]
+        inputs = Inputs(arrays.rows.tokens.reshape(groups, -1), arrays.rows.positions.reshape(groups, -1))
+        attend = PromptAttention(arrays, options)
+        hidden, caches = hidden_states(weights, config, options.adapter, inputs, attend, dtype=options.dtype)
+        at = jnp.arange(groups)[:, None], arrays.slots
+        last = hidden.at[at].get(out_sharding=partition(("group", None, None), (groups, 1, 1)))
+        return _first_choice(last, weights, config), caches
+
+    with jax.set_mesh(mesh.mesh):
+        params = abstract_params(config, jnp.bfloat16, mesh)
+        arrays = mesh.abstract_rows(pack_batch(rows, layout), axis=1)
+        program = compiler(jax.jit(prefill), params, arrays)
+    kinds = {"weights": device_bytes(params), "batch": device_bytes(arrays)}
+    return InferenceProgram(dict(mesh.mesh.shape), batch, context, kinds, program)
+
+
+def compile_decode(
+    recipe: Recipe,
+    config: GemmaConfig,
+    part: Slice,
+    devices: Sequence[Any],
+    compiler: Compile,
+    *,
+    batch: int,
+    context: int,
+) -> InferenceProgram:
+    """Compile the step that yields one more token for sequences whose cache holds `context` tokens.
+
+    Arguments as for `compile_prefill`. Every layer's cache has room for the whole context, sliding ones too.
+    """
+    mesh = _mesh(recipe, config, part, devices, batch)
+    dtype = jnp.dtype(jnp.bfloat16)
+
+    def decode(params: Params, slots: Slots, caches: Any, tokens: Array, at: Array) -> tuple[Array, Any]:
+        weights = with_adapter(params, {}, AdapterOptions())
+        hidden, caches = run_rows(weights, config, AdapterOptions(), dtype, None, 0, slots, caches, tokens, at)
+        return _first_choice(hidden, weights, config), caches
+
+    with jax.set_mesh(mesh.mesh):
+        params = abstract_params(config, dtype, mesh)
+
+        def cache(stack: Any) -> Any:
+            shape = (len(stack.layers), batch, context, stack.kind.kv_heads, stack.kind.head_dim)
+            empty = jax.eval_shape(lambda: shard(jnp.zeros(shape, dtype), None, "group", None, "kv_heads", None))
+            return empty, empty
+
+        caches = {stack.name: cache(stack) for stack in config.stacks if not stack.kind.shares_kv}
+
+        def rows(shape: tuple[int, ...], kind: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape, kind, sharding=mesh.row_sharding(shape, 0))
+
+        slots = Slots(rows((batch, context), jnp.int32), rows((batch, context), jnp.bool_))
+        at = jax.ShapeDtypeStruct((), jnp.int32, sharding=mesh.replicated)
+        function = jax.jit(decode, donate_argnums=2)
+        program = compiler(function, params, slots, caches, rows((batch, 1), jnp.int32), at)
+    kinds = {"weights": device_bytes(params), "cache": device_bytes(caches)}
+    return InferenceProgram(dict(mesh.mesh.shape), batch, context, kinds, program)
+
+
+def _first_choice(hidden: Array, weights: Any, config: GemmaConfig) -> Array:
+    loss = LossOptions(softcap=config.final_softcap)
+    logits = head_logits(hidden, None, weights.embedding, loss)
+    return jnp.argmax(shard(logits, "group"), axis=-1).astype(jnp.int32)
+
+
+def _mesh(recipe: Recipe, config: GemmaConfig, part: Slice, devices: Sequence[Any], batch: int) -> MeshPlan:
+    """Serving cuts heads first: every device works on every token, which is what latency asks for."""
+    sizes = recipe.mesh
+    if sizes.tp is None and sizes.fsdp is None and sizes.data is None:
+        sizes = sizes.model_copy(update={"data": 1, "fsdp": 1, "tp": part.devices})
+    return MeshPlan.create(sizes, devices, rows=batch, memory=part.chip.usable_hbm_bytes // part.chip.devices)
+
+
+def _multiple(length: int) -> int:
+    return -(-length // 128) * 128

@@ -1,0 +1,113 @@
+"""The training step of a recipe, compiled for a slice: the very program that `train-jax` would run there."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from portlab_jax.packing import BatchOrder, Layout, Plan, pack_batch
+from portlab_jax.planner.program import Program
+from portlab_jax.planner.workload import Workload, first_batch
+from portlab_jax.setup import Blueprint, abstract_frozen, abstract_state, device_bytes, draw_up, jit_step
+from portlab_spec.data.tokens import Row
+from portlab_spec.hardware import Slice
+from portlab_spec.recipe import Recipe
+
+Compile = Callable[..., Program]
+
+
+@dataclass(frozen=True)
+class StepProgram:
+    """One shape of the step.
+
+    Attributes:
+        steps: of the run, that have this shape.
+        positions: token positions that all devices compute in a step, padding included.
+        slots: supervised slots that all devices compute in a step, padding included.
+        attention: implementation for each kind of layer.
+        program: as compiled.
+    """
+
+    steps: int
+    positions: int
+    slots: int
+    attention: dict[str, str]
+    program: Program
+
+
+@dataclass(frozen=True)
+class TrainingPrograms:
+    """A recipe's step for a slice.
+
+    Attributes:
+        mesh: size of each axis.
+        arguments: bytes of a device's arguments by kind: weights, trained, optimizer, batch.
+        rows, tokens: examples of a step, and their tokens, counted before anything is shared.
+        shapes: of the step, each of which is compiled once.
+    """
+
+    mesh: dict[str, int]
+    arguments: dict[str, int]
+    rows: int
+    tokens: float
+    shapes: tuple[StepProgram, ...]
+
+
+def draw(recipe: Recipe, work: Workload, part: Slice, devices: Sequence[Any]) -> Blueprint:
+    """Decide on a mesh and what is trained, as training on the slice would."""
+    memory = part.chip.usable_hbm_bytes // part.chip.devices
+    return draw_up(recipe, work.config, work.token_ids, devices, memory)
+
+
+def compile_training(
+    recipe: Recipe, work: Workload, part: Slice, devices: Sequence[Any], compiler: Compile
+) -> TrainingPrograms:
+    """Compile every shape of the step that a run would compile.
+
+    Args:
+        recipe: the run.
+        work: its rows.
+        part: the slice.
+        devices: of the slice.
+        compiler: takes a jitted function and its abstract arguments.
+
+    Raises:
+        UserError: what training itself would refuse.
+    """
+    drawn = draw(recipe, work, part, devices)
+    batches = batches_of(recipe, work)
+    with jax.set_mesh(drawn.mesh.mesh):
+        plan = drawn.plan(batches, accumulate=recipe.accumulate, max_shapes=recipe.max_shapes)
+        state, frozen = abstract_state(drawn), abstract_frozen(drawn)
+        shapes, arguments = [], {}
+        for number, layout in enumerate(plan.layouts):
+            at = plan.choice.index(number)
+            batch = drawn.mesh.abstract_rows(pack_batch(batches[at], layout), axis=1)
+            program = compiler(jit_step(drawn, state, layout), state, frozen, batch)
+            shapes.append(_describe(drawn, plan, layout, number, len(batches), recipe.steps, program))
+            kinds = {"weights": frozen, "trained": state.adapter, "optimizer": state.opt, "batch": batch}
+            arguments = {kind: device_bytes(tree) for kind, tree in kinds.items()}
+    tokens = sum(len(row.ids) for batch in batches for row in batch) / len(batches)
+    return TrainingPrograms(dict(drawn.mesh.mesh.shape), arguments, recipe.batch_size, tokens, tuple(shapes))
+
+
+def batches_of(recipe: Recipe, work: Workload) -> Sequence[Sequence[Row]]:
+    """The batches of a run in order; of made-up rows, one stands for all."""
+    if work.assumed:
+        return [first_batch(work.rows, recipe.batch_size)]
+    return BatchOrder(work.rows, recipe.batch_size, recipe.steps, recipe.seed, group_by_prefix=recipe.group_by_prefix)
+
+
+def _describe(
+    drawn: Blueprint, plan: Plan, layout: Layout, number: int, batches: int, steps: int, program: Program
+) -> StepProgram:
+    share = Counter(plan.choice)[number] / batches
+    return StepProgram(
+        steps=round(share * steps),
+        positions=layout.tokens_per_step,
+        slots=layout.slots * layout.packing.parts,
+        attention=dict(drawn.for_layout(layout).attention),
+        program=program,
+    )

@@ -1,0 +1,133 @@
+"""What a run computes: its model and its rows, without weights and without a network."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from portlab_spec.assets import default_model
+from portlab_spec.data import load_dataset
+from portlab_spec.data.tokens import Row, tokenize
+from portlab_spec.errors import UserError
+from portlab_spec.formats import Format, find_format
+from portlab_spec.models import GemmaConfig
+from portlab_spec.models.published import published_config, published_models
+from portlab_spec.recipe import Recipe
+from portlab_spec.tokenizer import GEMMA4_TOKENS, TOKENIZER_FILE, Tokenizer
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Rows to train on.
+
+    Attributes:
+        config: the model.
+        rows: of the training splits, or made up.
+        token_ids: rows of the embedding to train.
+        source: where the rows are from, for people.
+        assumed: whether they are made up.
+    """
+
+    config: GemmaConfig
+    rows: tuple[Row, ...]
+    token_ids: tuple[int, ...]
+    source: str
+    assumed: bool
+
+
+def find_config(model: str) -> GemmaConfig:
+    """The model of a recipe: a folder's `config.json`, the default model's, or a published one shipped for planning.
+
+    Raises:
+        UserError: no such folder and no published model of that name.
+    """
+    if model == "default":
+        model = "google/gemma-3-270m"
+    if (Path(model) / "config.json").is_file():
+        return GemmaConfig.load(Path(model))
+    config = published_config(model)
+    if config is None:
+        raise UserError(
+            f"the shape of {model!r} is not known here",
+            where="model",
+            fix=f"Give a folder with its config.json, or one of {', '.join(published_models())}",
+        )
+    return config
+
+
+def find_workload(recipe: Recipe, *, length: int | None = None, supervised: int | None = None) -> Workload:
+    """The rows of a recipe, read and tokenised as training would, or rows of a given length.
+
+    Args:
+        recipe: the run.
+        length: plan for rows of so many tokens that share nothing, instead of the recipe's data.
+        supervised: of these, training targets; by default the last eighth.
+
+    Raises:
+        UserError: the model's shape is not known; the data cannot be read, or have no training rows.
+    """
+    config = find_config(recipe.model)
+    if length is not None:
+        return made_up(recipe, config, length, supervised or max(length // 8, 1))
+    if supervised is not None:
+        raise UserError("says nothing without --length", where="--supervised", fix="Give both, or neither")
+    try:
+        conversations = load_dataset(recipe.data)
+    except UserError as error:
+        raise UserError(
+            error.what,
+            where=error.where or recipe.data,
+            fix="Give the file with --data, or plan without it for rows of a given length: --length 2048",
+        ) from None
+    chosen = [c for c in conversations if c.split in recipe.train_splits]
+    fmt = find_format(recipe.format)
+    tokenizer = find_tokenizer(recipe.model, fmt)
+    rows = tokenize(chosen, fmt, tokenizer, recipe.max_length, policy=recipe.too_long)
+    if not rows:
+        raise UserError("there are no training rows", where=recipe.data, fix="Look at train_splits and max_length")
+    adapted = recipe.method == "lora" and recipe.lora.train_control_rows
+    token_ids = tuple(sorted(tokenizer.token_id(t) for t in fmt.added_tokens)) if adapted else ()
+    return Workload(config, tuple(rows), token_ids, f"{len(rows)} rows of {recipe.data}", assumed=False)
+
+
+def made_up(recipe: Recipe, config: GemmaConfig, length: int, supervised: int) -> Workload:
+    """A batch of rows of one length, all tokens different enough that nothing is shared.
+
+    Raises:
+        UserError: more targets than tokens that could be predicted; rows longer than `max_length`.
+    """
+    if not 0 < supervised < length:
+        raise UserError(
+            f"{supervised} of {length} tokens cannot be targets", where="--supervised", fix="Give fewer than --length"
+        )
+    if length > recipe.max_length:
+        raise UserError(
+            f"rows of {length} tokens are longer than max_length {recipe.max_length}",
+            where="--length",
+            fix=f"Add --max-length {length}",
+        )
+    tokens = np.random.default_rng(0).integers(8, config.vocab_size, (recipe.batch_size, length))
+    loss = (False,) * (length - supervised) + (True,) * supervised
+    rows = tuple(Row(f"row {i}", tuple(ids), loss) for i, ids in enumerate(tokens.tolist()))
+    fmt = find_format(recipe.format)
+    adapted = recipe.method == "lora" and recipe.lora.train_control_rows
+    # Which rows of the embedding are trained does not matter, only how many.
+    token_ids = tuple(range(8, 8 + len(fmt.added_tokens))) if adapted else ()
+    source = f"rows of {length} tokens, {supervised} of them targets, that share nothing"
+    return Workload(config, rows, token_ids, source, assumed=True)
+
+
+def find_tokenizer(model: str, fmt: Format) -> Tokenizer:
+    """The model's own tokenizer if it is a folder, else the embedded default model's, renamed for Gemma 4.
+
+    All Gemma 3 and 4 tokenizers split text alike and differ in the names of control tokens.
+    """
+    folder = Path(model)
+    tokenizer = Tokenizer.load(folder if (folder / TOKENIZER_FILE).is_file() else default_model().path)
+    return tokenizer if tokenizer.knows(fmt.control_tokens) else tokenizer.renamed(GEMMA4_TOKENS)
+
+
+def first_batch(rows: Sequence[Row], size: int) -> list[Row]:
+    """So many rows, from the start again when they run out."""
+    return [rows[i % len(rows)] for i in range(size)]
