@@ -2,6 +2,7 @@
 
 nox -s train_jax     fine-tune, evaluate, export, verify (arguments after -- go to train-jax), with the JAX build of the
                      accelerator that is found (accelerator.py)
+nox -s plan_tpu      compile a recipe's step for TPU slices, without a TPU (arguments after -- go to plan-tpu)
 nox -s tests         lint, then all tests (arguments after -- go to pytest)
 nox -s lint          ruff and mypy
 nox -s lock          rewrite requirements/*.txt
@@ -28,6 +29,10 @@ PACKAGES = ("packages/spec", "packages/train-jax", "packages/merge-ckpt")
 CODE = ("packages", "bench", "tests", "noxfile.py", "accelerator.py")
 
 
+# Where the TPU compiler exists.
+TPU_COMPILER = "sys_platform == 'linux' and platform_machine == 'x86_64'"
+
+
 class Environment(NamedTuple):
     """What a session's pins are compiled from."""
 
@@ -50,6 +55,7 @@ ENVIRONMENTS = {
             "hypothesis",
             "jinja2",
             "jsonschema",
+            f"libtpu; {TPU_COMPILER}",  # of the version that train_jax_tpu pins
             "mypy",
             "peft==0.21.2",
             "pytest",
@@ -62,9 +68,14 @@ ENVIRONMENTS = {
             "trl==1.16.0",
             "types-pyyaml",
         ),
+        like="train_jax_tpu",
     ),
     # Tunix and what it was measured with; it needs other versions than the tests.
-    "bench_tunix": Environment(extras=(), more=("google-tunix==0.1.7", "jax==0.12.0.1", "flax==0.12.12"), packages=()),
+    "bench_tunix": Environment(
+        extras=(),
+        more=("google-tunix==0.1.7", "jax==0.12.0.1", "flax==0.12.12", f"libtpu==0.0.50.1; {TPU_COMPILER}"),
+        packages=(),
+    ),
 }
 
 
@@ -88,11 +99,19 @@ def train_jax(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHON)
+def plan_tpu(session: nox.Session) -> None:
+    """Plan a run on TPU slices with the TPU compiler; needs no TPU."""
+    install(session, "train_jax_tpu")
+    session.run("plan-tpu", *session.posargs)
+
+
+@nox.session(python=PYTHON)
 def tests(session: nox.Session) -> None:
     """Lint, then every test."""
     install(session, "tests")
     check(session)
-    session.run("pytest", *(session.posargs or ["-m", "not slow"]))
+    # JAX must not take the TPU compiler for a TPU.
+    session.run("pytest", *(session.posargs or ["-m", "not slow"]), env={"JAX_PLATFORMS": "cpu"})
 
 
 @nox.session(python=PYTHON)
@@ -128,6 +147,9 @@ BENCHMARKS = {
     "bench_roundtrip": Benchmark("a million random conversations, written and read back"),
     "bench_grammar": Benchmark("cost of constrained decoding"),
     "bfcl_agreement": Benchmark("our argument match beside BFCL's own checker"),
+    "bench_plan": Benchmark("our step and Tunix's, compiled for the same TPU slice", requires=("bench_tunix",)),
+    "bench_slices": Benchmark("the shipped recipes compiled for TPU slices", "train_jax_tpu"),
+    "bench_backtest": Benchmark("the planner's estimates beside published runs", "train_jax_tpu"),
     "seeds": Benchmark("the main job's accuracy over several seeds", "train_jax"),
     "folds": Benchmark("cross-validation of recipe choices", "train_jax"),
 }

@@ -145,8 +145,8 @@ def assumptions(planned: Sequence[Planned]) -> list[str]:
     """What the figures rest on."""
     lines = [
         "compiled: by the TPU compiler, without a TPU; loops multiplied in. Nothing here was measured.",
-        f"modelled: the slowest of compute, HBM and ICI at published peaks, divided by {EFFICIENCY:.2f}, the efficiency "
-        f"that published runs had; single ones are off by up to {WORST_FACTOR:.1f}x (docs/planning.md).",
+        f"modelled: the slowest of compute, HBM and ICI at published peaks, divided by {EFFICIENCY:.2f}, the "
+        f"efficiency that published runs had; single ones are off by up to {WORST_FACTOR:.1f}x (docs/planning.md).",
         "not included: starting the machines, compiling, scoring, checkpoints, preemption.",
     ]
     versions = next((p.result.versions for p in planned if p.result.versions), {})
