@@ -67,7 +67,12 @@ def train(job: Job, measured: Measured) -> None:
         adapter = jax.device_put(initial_adapter(job.adapter, leaves), adapter_shardings(leaves, mesh))
         transform = make_optimizer(optimizer(settings), len(batches))
         # Layers are recomputed: about a tenth slower here, at a third of the memory.
-        rows = {"plain": layout.plain, "one_segment": layout.one_segment, "row_length": layout.row_length, "device": mesh.device}
+        rows = {
+            "plain": layout.plain,
+            "one_segment": layout.one_segment,
+            "row_length": layout.row_length,
+            "device": mesh.device,
+        }
         attention = choose_attention("auto", config, dtype, **rows)
         options = StepOptions(config, AdapterOptions(leaves), dtype=dtype, attention=attention, remat="block")
         key = jax.random.key_data(jax.random.key(0))

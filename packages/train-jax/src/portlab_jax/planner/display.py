@@ -55,6 +55,8 @@ def details(plan: Planned) -> list[str]:
             f"    {raw['positions']:,} token positions, {raw['slots']:,} logit positions; attention: {attention}"
         )
     lines.append(f"arguments per device, GiB: {kinds}")
+    shapes = len(plan.shapes)
+    lines.append(f"the data make {shapes} shape{'s' if shapes > 1 else ''} of the step: it compiles {_times(shapes)}")
     lines += [f"would fit by the analytic model: {change} ({memory / GIB:.1f} GiB)" for change, memory in plan.advice]
     if guess := plan.estimate:
         bound = guess.roofline
@@ -91,6 +93,10 @@ def _program(plan: Planned, steps: int, program: Program) -> list[str]:
         lines.append(f"    collectives over ICI: {sent or 'none'}")
     lines += [f"    {b.bytes / GIB:6.2f} GiB  {b.shape}  {b.op}  {b.source}".rstrip() for b in program.largest[:5]]
     return lines
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def hours(value: float) -> str:

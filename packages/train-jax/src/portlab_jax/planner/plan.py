@@ -85,7 +85,6 @@ class Planned:
             "price": None if self.price is None else self.price.model_dump(mode="json"),
             "advice": [{"change": change, "memory": memory} for change, memory in self.advice],
             "versions": self.result.versions,
-            "peak_rss_bytes": self.result.peak_rss_bytes,
             "evidence": {"compiled": "the TPU compiler's figures", "modelled": "roofline over a fitted efficiency"},
             "when": date.today().isoformat(),
         }

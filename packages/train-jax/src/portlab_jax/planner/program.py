@@ -10,6 +10,7 @@ import jax
 from portlab_jax.planner.buffers import Buffer, largest_buffers
 from portlab_jax.planner.costs import count
 from portlab_jax.planner.hlo import parse
+from portlab_spec.report import peak_rss_bytes
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -48,6 +49,7 @@ class Program:
         unknown_loops: loops that count once because their rounds are not known.
         largest: the largest arrays at the fullest moment.
         lower_seconds, compile_seconds: wall time.
+        peak_rss_bytes: of the process that compiled it.
     """
 
     memory: ProgramMemory | None
@@ -63,6 +65,7 @@ class Program:
     largest: tuple[Buffer, ...]
     lower_seconds: float
     compile_seconds: float
+    peak_rss_bytes: int
 
     @property
     def sent_bytes(self) -> int:
@@ -105,7 +108,9 @@ def compile_lowered(lowered: Any, lower_seconds: float) -> Program:
         if (shortage := read_shortage(str(error))) is None:
             raise
         needed, limit, largest = shortage
-        return Program(None, needed, limit, 0.0, 0.0, 0.0, {}, {}, {}, 0, largest, lower_seconds, seconds)
+        return Program(
+            None, needed, limit, 0.0, 0.0, 0.0, {}, {}, {}, 0, largest, lower_seconds, seconds, peak_rss_bytes()
+        )
     return describe(compiled, lower_seconds, time.perf_counter() - started)
 
 
@@ -133,6 +138,7 @@ def describe(compiled: Any, lower_seconds: float, compile_seconds: float) -> Pro
         largest=tuple(largest),
         lower_seconds=lower_seconds,
         compile_seconds=compile_seconds,
+        peak_rss_bytes=peak_rss_bytes(),
     )
 
 

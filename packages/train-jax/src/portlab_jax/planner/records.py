@@ -38,7 +38,6 @@ class Result:
         candidates: of "rank": variants that are possible, as JSON, fastest first.
         source: where the rows are from.
         compiled: programs that were compiled now, the others were remembered.
-        peak_rss_bytes: of the process.
         versions: of the compiler.
     """
 
@@ -47,5 +46,4 @@ class Result:
     candidates: list[dict[str, Any]] = field(default_factory=list)
     source: str = ""
     compiled: int = 0
-    peak_rss_bytes: int = 0
     versions: dict[str, str] = field(default_factory=dict)

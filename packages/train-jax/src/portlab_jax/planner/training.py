@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from portlab_jax.packing import BatchOrder, Layout, Plan, pack_batch
+from portlab_jax.planner.analytic import Analytic, analyse
 from portlab_jax.planner.program import Program
 from portlab_jax.planner.workload import Workload, first_batch
 from portlab_jax.setup import Blueprint, abstract_frozen, abstract_state, device_bytes, draw_up, jit_step
@@ -27,6 +28,7 @@ class StepProgram:
         positions: token positions that all devices compute in a step, padding included.
         slots: supervised slots that all devices compute in a step, padding included.
         attention: implementation for each kind of layer.
+        analytic: what the analytic model counts, to hold the program against.
         program: as compiled.
     """
 
@@ -34,6 +36,7 @@ class StepProgram:
     positions: int
     slots: int
     attention: dict[str, str]
+    analytic: Analytic
     program: Program
 
 
@@ -109,5 +112,6 @@ def _describe(
         positions=layout.tokens_per_step,
         slots=layout.slots * layout.packing.parts,
         attention=dict(drawn.for_layout(layout).attention),
+        analytic=analyse(drawn, layout),
         program=program,
     )

@@ -7,7 +7,6 @@ programs are remembered by what they are made from: the text of the lowered prog
 import hashlib
 import json
 import os
-import resource
 import sys
 from dataclasses import asdict
 from importlib.metadata import version
@@ -75,12 +74,10 @@ def run(job: Job, folder: Path) -> Result:
         step = inference.compile_prefill if job.kind == "prefill" else inference.compile_decode
         programs = step(recipe, config, part, devices, compiler, batch=job.batch, context=job.context)
         source = f"{job.batch} sequences of {job.context} tokens"
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return Result(
         programs=asdict(programs),
         source=source,
         compiled=compiler.compiled,
-        peak_rss_bytes=peak,
         versions=compiler.versions,
     )
 
