@@ -8,11 +8,11 @@ names what is worth looking at.
 
 from dataclasses import dataclass
 
+from portlab_jax.planner.fusions import results, update
 from portlab_jax.planner.hlo import HBM, Array, Computation, Instruction, Module
 
-ALIASES = frozenset(
-    ["bitcast", "get-tuple-element", "tuple", "while", "opt-barrier", "add-dependency", "optimization-barrier"]
-)
+ALIASES = frozenset(["bitcast", "get-tuple-element", "tuple", "while", "opt-barrier", "add-dependency"])
+CALLS = frozenset(["call", "conditional"])
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,7 @@ def _bytes(instruction: Instruction) -> int:
 
 def _made(instruction: Instruction) -> list[Array]:
     """The arrays that an instruction makes in HBM."""
-    arrays = instruction.arrays[:1] if instruction.opcode == "copy-start" else instruction.arrays
-    return [a for a in arrays if a.space == HBM]
+    return [a for a in instruction.made if a.space == HBM]
 
 
 def _shape(instruction: Instruction) -> str:
@@ -72,16 +71,18 @@ def _peak(module: Module, computation: Computation) -> tuple[list[Instruction], 
     for name, at in last.items():
         ending.setdefault(at, []).append(name)
     for at, instruction in enumerate(order):
-        if owners.get(instruction.name) == {instruction.name} and _allocates(instruction):
-            live[instruction.name] = instruction
-            held += _bytes(instruction)
         inner: tuple[list[Instruction], int] = ([], 0)
         if instruction.opcode == "while":
             inner = _peak(module, module.computations[instruction.called_as("body")])
-        elif instruction.opcode in ("call", "conditional"):
+        elif instruction.opcode in CALLS:
             inner = max((_peak(module, module.computations[n]) for n in instruction.called), key=lambda p: p[1])
         if held + inner[1] > best[1]:
             best = [*live.values(), *inner[0]], held + inner[1]
+        if owners[instruction.name] == {instruction.name} and _allocates(instruction):
+            live[instruction.name] = instruction
+            held += _bytes(instruction)
+            if held > best[1]:
+                best = [*live.values()], held
         for name in ending.get(at, ()):
             if gone := live.pop(name, None):
                 held -= _bytes(gone)
@@ -89,7 +90,7 @@ def _peak(module: Module, computation: Computation) -> tuple[list[Instruction], 
 
 
 def _allocates(instruction: Instruction) -> bool:
-    return instruction.opcode not in ("parameter", "constant", "call", "conditional") and _bytes(instruction) > 0
+    return instruction.opcode not in ("parameter", "constant") and _bytes(instruction) > 0
 
 
 def _owners(module: Module, computation: Computation) -> dict[str, set[str]]:
@@ -97,18 +98,21 @@ def _owners(module: Module, computation: Computation) -> dict[str, set[str]]:
     owners: dict[str, set[str]] = {}
     for instruction in computation.instructions.values():
         source: tuple[str, ...] = ()
-        if instruction.opcode in ALIASES or instruction.opcode.endswith("-done"):
+        if instruction.opcode in ALIASES or instruction.opcode.endswith(("-done", "-update")):
             source = instruction.operands
-        elif _updates_in_place(module, instruction):
+        elif instruction.opcode == "dynamic-update-slice":
             source = instruction.operands[:1]
+        elif instruction.opcode == "fusion":
+            source = _updated_operands(module, instruction)
         found = {owner for operand in source for owner in owners.get(operand, ())}
         owners[instruction.name] = found or {instruction.name}
     return owners
 
 
-def _updates_in_place(module: Module, instruction: Instruction) -> bool:
-    if instruction.opcode == "dynamic-update-slice":
-        return True
-    if instruction.opcode != "fusion" or not instruction.called:
-        return False
-    return module.computations[instruction.called[0]].root.opcode == "dynamic-update-slice"
+def _updated_operands(module: Module, instruction: Instruction) -> tuple[str, ...]:
+    """Operands whose memory a fusion writes its results into; none if any of these is an array of its own."""
+    fused = module.computations[instruction.called[0]]
+    updates = [update(module, fused, result) for result in results(fused)]
+    if None in updates:
+        return ()
+    return tuple(instruction.operands[found[1]] for found in updates if found)

@@ -12,9 +12,10 @@ lies in on-chip memory counts nothing. Caches and what the hardware fetches twic
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from portlab_jax.planner.fusions import SLICES, bytes_read, results, update
 from portlab_jax.planner.hlo import HBM, Array, Computation, Instruction, Module
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
@@ -25,7 +26,6 @@ FREE = (
     *("while", "conditional", "call", "async-start", "after-all", "domain"),
     *("partition-id", "replica-id", "get-dimension-size"),
 )
-SLICES = ("dynamic-slice", "slice", "gather")
 
 
 @dataclass
@@ -179,72 +179,42 @@ def _valid_pairs(in_size: int, kernel_size: int, out_size: int, window: dict[str
 def hbm_bytes(module: Module, computation: Computation, instruction: Instruction) -> int:
     """Bytes that one run of an instruction reads from and writes to HBM."""
     opcode = instruction.opcode
-    if opcode in FREE or opcode.endswith(("-done", "-update")):
+    if opcode in FREE or opcode.endswith(("-done", "-update")) or "AllocateBuffer" in instruction.attributes:
         return 0
     operands = [computation.instructions.get(name) for name in instruction.operands]
     arrays = [operand.array if operand and operand.arrays else None for operand in operands]
     if opcode == "fusion":
-        return _fusion_bytes(module.computations[instruction.called[0]], instruction, arrays)
+        return _fusion_bytes(module, instruction, arrays)
+    source = arrays[0] if arrays else None
     if opcode in SLICES:
-        return _on_hbm([instruction.array, instruction.array])
+        return _moved(instruction.array, source) + _on_hbm([instruction.array])
     if opcode == "dynamic-update-slice":
-        return 2 * _on_hbm([arrays[1]])
-    if opcode.endswith("-start"):
-        # The result is a tuple of aliases of the operands, the new arrays and a context.
-        written = _results(instruction, arrays)
-        moved = written if opcode in ("slice-start", "dynamic-slice-start") else [a for a in arrays if a]
-        return _on_hbm(moved) + _on_hbm(written)
-    return _on_hbm(arrays) + _on_hbm(instruction.arrays)
-
-
-def _results(instruction: Instruction, operands: list[Array | None]) -> list[Array]:
-    """What a `-start` writes."""
-    if instruction.opcode == "copy-start":
-        return [instruction.arrays[0]]
-    count = len([o for o in operands if o])
-    return [a for a in instruction.arrays[count : 2 * count] if a.dims] or [instruction.array]
+        return _on_hbm([arrays[1]]) + _moved(arrays[1], instruction.array)
+    if opcode in ("slice-start", "dynamic-slice-start"):
+        return sum(_moved(made, source) + _on_hbm([made]) for made in instruction.made)
+    return _on_hbm(arrays) + _on_hbm(instruction.made)
 
 
 def _on_hbm(arrays: Iterable[Array | None]) -> int:
     return sum(a.bytes for a in arrays if a is not None and a.space == HBM)
 
 
-def _fusion_bytes(fused: Computation, instruction: Instruction, operands: list[Array | None]) -> int:
+def _moved(part: Array | None, whole: Array | None) -> int:
+    """Bytes of a part that is read from or written into an array, if that lies in HBM."""
+    return part.bytes if part and whole and whole.space == HBM else 0
+
+
+def _fusion_bytes(module: Module, instruction: Instruction, operands: Sequence[Array | None]) -> int:
+    fused = module.computations[instruction.called[0]]
     total = 0
     for number, array in enumerate(operands):
         if array is not None and array.space == HBM and number in fused.parameters:
-            total += _read_of_parameter(fused, fused.parameters[number], array)
-    results = [fused.root] if fused.root.opcode != "tuple" else [fused.instructions[n] for n in fused.root.operands]
-    for result, array in zip(results, instruction.arrays, strict=False):
-        update = _behind_bitcasts(fused, result)
-        if array.space != HBM:
-            continue
-        in_place = update.opcode == "dynamic-update-slice"
-        total += fused.instructions[update.operands[1]].array.bytes if in_place else array.bytes
+            total += bytes_read(module, fused, number)
+    for result, array in zip(results(fused), instruction.arrays, strict=False):
+        if array.space == HBM:
+            updated = update(module, fused, result)
+            total += updated[0] if updated else array.bytes
     return total
-
-
-def _behind_bitcasts(fused: Computation, instruction: Instruction) -> Instruction:
-    while instruction.opcode in ("bitcast", "copy") and instruction.operands:
-        instruction = fused.instructions[instruction.operands[0]]
-    return instruction
-
-
-def _read_of_parameter(fused: Computation, parameter: Instruction, array: Array) -> int:
-    """Bytes of an operand that a fusion reads: only slices, if slices are all it takes of it."""
-    read, waiting = 0, [parameter]
-    while waiting:
-        here = waiting.pop()
-        for user in fused.users[here.name]:
-            if user.opcode == "bitcast":
-                waiting.append(user)
-            elif user.opcode in SLICES and user.operands[0] == here.name:
-                read += user.array.bytes
-            elif user.opcode == "dynamic-update-slice" and user.operands[0] == here.name:
-                continue  # written in place
-            else:
-                return array.bytes
-    return min(read, array.bytes)
 
 
 def group_size(instruction: Instruction, partitions: int) -> int:

@@ -26,7 +26,8 @@ _SPACE = re.compile(r"S\((\d+)\)")
 _TILE = re.compile(r"T\(([\d,*]+)\)")
 _LINE = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = ")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{$")
-_CALLED = re.compile(r"(?:calls|to_apply|body|condition|branch_computations|called_computations)=(\{[^}]*\}|%[\w.\-]+)")
+# The branches of a conditional are branch_computations, or true_computation and false_computation.
+_CALLED = re.compile(r"\b(?:calls|to_apply|body|condition|\w+_computations?)=(\{[^}]*\}|%[\w.\-]+)")
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,15 @@ class Instruction:
     def array(self) -> Array:
         """The first array of its result."""
         return self.arrays[0]
+
+    @property
+    def made(self) -> tuple[Array, ...]:
+        """The arrays that it makes: a `-start` also names its operands, which it aliases, and a context."""
+        if self.opcode == "copy-start":
+            return self.arrays[:1]
+        if not self.opcode.endswith("-start") or len(self.arrays) <= len(self.operands):
+            return self.arrays
+        return tuple(a for a in self.arrays[len(self.operands) :] if a.dims)
 
     @cached_property
     def called(self) -> tuple[str, ...]:
@@ -206,7 +216,8 @@ class Module:
     def walk(self) -> Iterator[tuple[Computation, Instruction, float]]:
         """Every instruction that runs by itself, with how often it does: loops are multiplied in.
 
-        The insides of fusions are not visited. A loop whose number of rounds the compiler does not know counts once.
+        The insides of fusions are not visited. A loop whose number of rounds the compiler does not know counts once,
+        and so does every branch of a conditional.
         """
         yield from self._walk(self.computations[self.entry], 1.0)
 
@@ -214,7 +225,7 @@ class Module:
         for instruction in computation.instructions.values():
             yield computation, instruction, times
             if instruction.opcode == "while":
-                rounds = instruction.trip_count or 1
+                rounds = 1 if instruction.trip_count is None else instruction.trip_count
                 yield from self._walk(self.computations[instruction.called_as("body")], times * rounds)
             elif instruction.opcode in ("call", "async-start", "conditional"):
                 for name in instruction.called:

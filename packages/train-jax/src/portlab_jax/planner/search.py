@@ -13,7 +13,7 @@ from portlab_jax.planner.workload import Workload
 from portlab_jax.setup import Blueprint
 from portlab_spec.errors import UserError
 from portlab_spec.hardware import Slice
-from portlab_spec.recipe import Mesh, Recipe
+from portlab_spec.recipe import Recipe
 
 REMAT = ("none", "dots", "block")
 CHUNKS = (None, 128)
@@ -71,12 +71,16 @@ def meshes(devices: int) -> list[tuple[int, int, int]]:
 
 
 def changed(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
-    """The recipe with some keys set."""
-    mesh = {key.removeprefix("mesh."): value for key, value in changes.items() if key.startswith("mesh.")}
-    plain = {key: value for key, value in changes.items() if not key.startswith("mesh.")}
-    if mesh:
-        plain["mesh"] = Mesh.model_validate(recipe.mesh.model_dump() | mesh)
-    return recipe.model_copy(update=plain)
+    """The recipe with some keys set.
+
+    Raises:
+        pydantic.ValidationError: no such key, or an impossible combination.
+    """
+    raw = recipe.model_dump()
+    for key, value in changes.items():
+        section, _, leaf = key.rpartition(".")
+        (raw[section] if section else raw)[leaf] = value
+    return Recipe.model_validate(raw)
 
 
 def rank(
