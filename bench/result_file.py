@@ -13,11 +13,11 @@ from portlab_spec.report import versions
 RESULTS = Path(__file__).parent / "results"
 
 
-def origin(*distributions: str) -> dict[str, Any]:
-    """Where, when and with what figures were measured."""
+def origin(*distributions: str, evidence: str = "measured") -> dict[str, Any]:
+    """Where, when and with what figures were made, and of what kind they are."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
     return {
-        "evidence": "measured",
+        "evidence": evidence,
         "machine": {"cpu": cpu_name(), "cores": os.cpu_count(), "system": platform.platform()},
         "versions": versions(*distributions),
         "commit": commit,
@@ -26,19 +26,26 @@ def origin(*distributions: str) -> dict[str, Any]:
 
 
 def write_result(
-    name: str, distributions: tuple[str, ...], figures: dict[str, Any], ratios: dict[str, float], **more: Any
+    name: str,
+    distributions: tuple[str, ...],
+    figures: dict[str, Any],
+    ratios: dict[str, float],
+    *,
+    evidence: str = "measured",
+    **more: Any,
 ) -> Path:
     """Write the figures of one run and return the file.
 
     Args:
         name: of the benchmark and its nox session.
         distributions: packages whose versions matter.
-        figures: contender -> measured values.
+        figures: contender -> values.
         ratios: what is compared -> a number from this same run.
+        evidence: "measured", or what kind the values are of: compiled, published, modelled.
         more: anything else that is to be read beside them.
     """
     path = RESULTS / f"{name}.json"
-    write_json(path, {**origin(*distributions), "figures": figures, "ratios": ratios, **more})
+    write_json(path, {**origin(*distributions, evidence=evidence), "figures": figures, "ratios": ratios, **more})
     return path
 
 
