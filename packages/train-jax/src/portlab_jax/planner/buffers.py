@@ -104,6 +104,8 @@ def _owners(module: Module, computation: Computation) -> dict[str, set[str]]:
             source = instruction.operands[:1]
         elif instruction.opcode == "fusion":
             source = _updated_operands(module, instruction)
+        elif instruction.opcode == "call":
+            source = _passed_operands(module, instruction)
         found = {owner for operand in source for owner in owners.get(operand, ())}
         owners[instruction.name] = found or {instruction.name}
     return owners
@@ -116,3 +118,12 @@ def _updated_operands(module: Module, instruction: Instruction) -> tuple[str, ..
     if None in updates:
         return ()
     return tuple(instruction.operands[found[1]] for found in updates if found)
+
+
+def _passed_operands(module: Module, instruction: Instruction) -> tuple[str, ...]:
+    """Operands whose memory a call returns; none if it returns an array of its own."""
+    callee = module.computations[instruction.called[0]]
+    returned = [callee.instructions[owner] for owner in _owners(module, callee)[callee.root.name]]
+    if any(owner.opcode != "parameter" for owner in returned):
+        return ()
+    return tuple(instruction.operands[int(owner.text)] for owner in returned)
