@@ -218,8 +218,13 @@ def _fusion_bytes(module: Module, instruction: Instruction, operands: Sequence[A
 
 
 def group_size(instruction: Instruction, partitions: int) -> int:
-    """Devices that take part in one group of a collective."""
+    """Devices that take part in one group of a collective, which HLO writes in three ways, or all if it names none."""
     attributes = instruction.attributes
+    # Along axes of the mesh, or parts of axes: mesh['data'=2,'fsdp'=8] {'data','fsdp':(2)4}.
+    if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", attributes):
+        sizes = dict(re.findall(r"'([^']+)'=(\d+)", mesh[1]))
+        axes = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", mesh[2])
+        return math.prod(int(part or sizes[axis]) for axis, part in axes)
     if iota := re.search(r"replica_groups=\[(\d+),(\d+)\]<=", attributes):
         return int(iota[2])
     if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", attributes):
