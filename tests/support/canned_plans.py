@@ -73,7 +73,8 @@ class CannedCompiler:
             found = [c for c in map(self.candidate, job.variants) if c is not None]
             return Result(candidates=[c.to_json() for c in sorted(found, key=lambda c: c.seconds)])
         self.compiled.append(job.recipe)
-        return canned_result(self.program(job.recipe))
+        mesh = job.recipe["mesh"]
+        return canned_result(self.program(job.recipe), mesh=tuple(mesh.values()) if mesh["data"] else (1, 8, 1))
 
     def install(self, monkeypatch):
         """Put it where the planner looks for its compiler."""

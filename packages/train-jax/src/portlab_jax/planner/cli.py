@@ -47,7 +47,7 @@ class Arguments:
     """Sequences of an inference step."""
     context: int = 2048
     """Tokens of each of them."""
-    provider: str = "gcp"
+    provider: str = "google"
     """Whose prices count."""
     region: str | None = None
     """Region whose prices count; by default the cheapest."""

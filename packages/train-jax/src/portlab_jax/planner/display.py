@@ -91,6 +91,11 @@ def _program(plan: Planned, steps: int, program: Program) -> list[str]:
             f"{program.collectives[kind]:,} {kind} ({size / 1e9:.2f} GB)" for kind, size in program.sent.items()
         )
         lines.append(f"    collectives over ICI: {sent or 'none'}")
+        if program.kernels:
+            kernels = ", ".join(f"{name} ({runs:,} runs)" for name, runs in program.kernels.items())
+            lines.append(f"    not counted: FLOPs of the kernels {kernels}")
+        if program.unknown_loops:
+            lines.append(f"    counted once: {program.unknown_loops} loops whose rounds the compiler does not know")
     lines += [f"    {b.bytes / GIB:6.2f} GiB  {b.shape}  {b.op}  {b.source}".rstrip() for b in program.largest[:5]]
     return lines
 

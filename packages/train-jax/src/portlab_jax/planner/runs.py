@@ -123,8 +123,14 @@ def advised(wishes: Wishes, planned: Planned, count: int = 3) -> Planned:
 
 def describe_changes(changes: Mapping[str, Any]) -> str:
     """Changes as options of the command line."""
-    shown = {key: "None" if value is None else str(value) for key, value in changes.items()}
-    return " ".join(f"--{key.replace('_', '-')} {value}" for key, value in shown.items())
+
+    def option(key: str, value: Any) -> str:
+        name = key.replace("_", "-")
+        if isinstance(value, bool):
+            return f"--{name}" if value else f"--no-{name}"
+        return f"--{name} {value}"
+
+    return " ".join(option(key, value) for key, value in changes.items())
 
 
 @dataclass(frozen=True)
