@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from portlab_jax.planner.fusions import SLICES, bytes_read, results, update
+from portlab_jax.planner.fusions import SLICES, bytes_read, goes_on, written
 from portlab_jax.planner.hlo import HBM, Array, Computation, Instruction, Module
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
@@ -63,8 +63,7 @@ def count(module: Module) -> Costs:
             costs.unknown_loops += 1
         for inner_computation, inner in inside(module, computation, instruction):
             costs.flops += times * flops(inner_computation, inner)
-            kind = inner.opcode.removesuffix("-start")
-            if kind in COLLECTIVES:
+            if (kind := collective(inner_computation, inner)) is not None:
                 costs.collectives[kind] += int(times)
                 costs.sent[kind] += int(times * sent_bytes(inner_computation, inner, module.partitions))
             if inner.opcode == "custom-call" and stated_flops(inner) is None and is_kernel(inner):
@@ -179,7 +178,7 @@ def _valid_pairs(in_size: int, kernel_size: int, out_size: int, window: dict[str
 def hbm_bytes(module: Module, computation: Computation, instruction: Instruction) -> int:
     """Bytes that one run of an instruction reads from and writes to HBM."""
     opcode = instruction.opcode
-    if opcode in FREE or opcode.endswith(("-done", "-update")) or "AllocateBuffer" in instruction.attributes:
+    if opcode in FREE or opcode.endswith(("-done", "-update")) or _is_bookkeeping(instruction):
         return 0
     operands = [computation.instructions.get(name) for name in instruction.operands]
     arrays = [operand.array if operand and operand.arrays else None for operand in operands]
@@ -193,6 +192,11 @@ def hbm_bytes(module: Module, computation: Computation, instruction: Instruction
     if opcode in ("slice-start", "dynamic-slice-start"):
         return sum(_moved(made, source) + _on_hbm([made]) for made in instruction.made)
     return _on_hbm(arrays) + _on_hbm(instruction.made)
+
+
+def _is_bookkeeping(instruction: Instruction) -> bool:
+    """Whether this gives memory a name: a buffer to be filled, or neighbouring arrays to be seen as one."""
+    return "AllocateBuffer" in instruction.attributes or "ConcatBitcast" in instruction.attributes
 
 
 def _on_hbm(arrays: Iterable[Array | None]) -> int:
@@ -210,11 +214,20 @@ def _fusion_bytes(module: Module, instruction: Instruction, operands: Sequence[A
     for number, array in enumerate(operands):
         if array is not None and array.space == HBM and number in fused.parameters:
             total += bytes_read(module, fused, number)
-    for result, array in zip(results(fused), instruction.arrays, strict=False):
-        if array.space == HBM:
-            updated = update(module, fused, result)
-            total += updated[0] if updated else array.bytes
-    return total
+    return total + sum(result.bytes for result in written(module, instruction) if result.array.space == HBM)
+
+
+def collective(computation: Computation, instruction: Instruction) -> str | None:
+    """Kind of a collective; None if it is none, or goes on with one that was counted where it started.
+
+    What a TPU calls all-reduce-scatter stands in the text as a fusion of an all-reduce and a slice of its result.
+    """
+    kind = instruction.opcode.removesuffix("-start")
+    if kind not in COLLECTIVES or goes_on(computation, instruction):
+        return None
+    users = computation.users[instruction.name]
+    scattered = users and all(user.opcode == "dynamic-slice" and user.root for user in users)
+    return "reduce-scatter" if kind == "all-reduce" and scattered else kind
 
 
 def group_size(instruction: Instruction, partitions: int) -> int:
@@ -238,12 +251,12 @@ def sent_bytes(computation: Computation, instruction: Instruction, partitions: i
     all-gather and reduce-scatter of n bytes (the larger side) over k devices send n (k-1)/k, all-reduce both after
     each other, all-to-all keeps its own part, a permutation sends all.
     """
-    kind = instruction.opcode.removesuffix("-start")
+    kind = collective(computation, instruction)
     operands = [computation.instructions[n] for n in instruction.operands if n in computation.instructions]
     given = sum(a.bytes for operand in operands for a in operand.arrays)
     if kind == "collective-permute":
         return given
     devices = group_size(instruction, partitions)
     share = (devices - 1) / devices
-    factor = {"all-gather": devices * share, "all-reduce": 2 * share}.get(kind, share)
-    return given * factor
+    factors = {"all-gather": devices * share, "all-reduce": 2 * share}
+    return given * factors.get(kind or "", share)

@@ -1,12 +1,33 @@
-"""What a fusion reads of its operands, and which of them it updates in place; fusions within fusions are followed."""
+"""What a fusion reads of its operands, and what it writes; fusions within fusions are followed.
 
-from portlab_jax.planner.hlo import Computation, Instruction, Module
+Nothing is read or written for
+
+- operands of which a fusion takes slices: the slices count;
+- results that are an operand with a slice written into it, which happens in place: the slice counts;
+- collectives that run beside other work. A TPU repeats such a collective in every fusion of its chain: in the one that
+  starts it, in those that go on with something else meanwhile, and in the one that waits for it. The first counts.
+"""
+
+from dataclasses import dataclass
+
+from portlab_jax.planner.hlo import Array, Computation, Instruction, Module
 
 SLICES = ("dynamic-slice", "slice", "gather")
 
 
+def goes_on(fused: Computation, instruction: Instruction) -> bool:
+    """Whether this is a collective of a chain that another fusion has started, or the end of the chain."""
+    if "AsyncCollectiveDone" in instruction.attributes:
+        return True
+    return "chain_id=" in instruction.attributes and not _starts(fused)
+
+
+def _starts(fused: Computation) -> bool:
+    return any("AsyncCollectiveStart" in instruction.attributes for instruction in fused.instructions.values())
+
+
 def bytes_read(module: Module, fused: Computation, number: int) -> int:
-    """Bytes of an operand that a fusion reads: only slices, if slices are all it takes of it.
+    """Bytes of an operand that a fusion reads.
 
     Args:
         module: holds the computations of nested fusions.
@@ -14,53 +35,95 @@ def bytes_read(module: Module, fused: Computation, number: int) -> int:
         number: of the operand.
     """
     parameter = fused.parameters[number]
+    whole = parameter.array.bytes
     read, waiting = 0, [parameter]
     while waiting:
         here = waiting.pop()
+        if here.root:
+            return whole
         for user in fused.users[here.name]:
-            target = user.operands[0] == here.name and here.name not in user.operands[1:]
-            if user.opcode == "bitcast":
+            sliced = user.operands[0] == here.name and here.name not in user.operands[1:]
+            if _viewed(module, user) == here.name:
                 waiting.append(user)
             elif user.opcode == "fusion":
                 inner = module.computations[user.called[0]]
                 taken = [i for i, operand in enumerate(user.operands) if operand == here.name]
                 read += sum(bytes_read(module, inner, i) for i in taken)
-            elif user.opcode in SLICES and target:
+            elif user.opcode in SLICES and sliced:
                 read += user.array.bytes
-            elif user.opcode == "dynamic-update-slice" and target:
-                continue  # written in place
-            else:
-                return parameter.array.bytes
-    return min(read, parameter.array.bytes)
+            elif not (goes_on(fused, user) or user.opcode == "tuple" or _targets(user, here)):
+                return whole
+    return min(read, whole)
 
 
-def results(fused: Computation) -> list[Instruction]:
-    """What a fused computation makes: its root, or the parts of it."""
-    return [fused.instructions[n] for n in fused.root.operands] if fused.root.opcode == "tuple" else [fused.root]
+def _targets(user: Instruction, operand: Instruction) -> bool:
+    """Whether an operand is only written into."""
+    return user.opcode == "dynamic-update-slice" and operand.name not in user.operands[1:]
 
 
-def update(module: Module, fused: Computation, result: Instruction) -> tuple[int, int] | None:
-    """How a result comes from writing a slice into an operand, which then happens in place.
+def _viewed(module: Module, instruction: Instruction) -> str | None:
+    """The operand of which an instruction is but a view: of a bitcast, or of a fusion that holds nothing else."""
+    if instruction.opcode == "bitcast":
+        return instruction.operands[0]
+    if instruction.opcode != "fusion":
+        return None
+    inner = module.computations[instruction.called[0]]
+    source = _behind_views(module, inner, inner.root)
+    return instruction.operands[int(source.text)] if source.opcode == "parameter" else None
 
-    Returns:
-        Bytes of the slice and the operand's number; None if the result is an array of its own.
+
+def _behind_views(module: Module, fused: Computation, instruction: Instruction) -> Instruction:
+    while source := _viewed(module, instruction):
+        instruction = fused.instructions[source]
+    return instruction
+
+
+@dataclass(frozen=True)
+class Written:
+    """One array that a fusion makes.
+
+    Attributes:
+        array: as its users see it.
+        bytes: that are written.
+        operand: number of the operand in whose memory it lies; None if it is an array of its own.
     """
-    written = _behind_bitcasts(fused, result)
-    if written.opcode == "fusion":
-        inner = module.computations[written.called[0]]
-        found = update(module, inner, inner.root)
+
+    array: Array
+    bytes: int
+    operand: int | None
+
+
+def written(module: Module, instruction: Instruction) -> list[Written]:
+    """What a fusion makes, its tuple flattened."""
+    fused = module.computations[instruction.called[0]]
+    aliased = instruction.aliased_operands
+    if fused.root.opcode != "tuple" and len(instruction.arrays) > 1:
+        # The start of a chain is one custom call that yields its operand, the collective's result, and its state.
+        return [Written(a, 0 if i in aliased else a.bytes, aliased.get(i)) for i, a in enumerate(instruction.arrays)]
+    names = fused.root.operands if fused.root.opcode == "tuple" else (fused.root.name,)
+    found = []
+    for i, (name, array) in enumerate(zip(names, instruction.arrays, strict=False)):
+        result = fused.instructions[name]
+        if update := _update(module, fused, result):
+            found.append(Written(array, *update))
+        else:
+            nothing = result.opcode == "parameter" or goes_on(fused, result)
+            found.append(Written(array, 0 if nothing else array.bytes, aliased.get(i)))
+    return found
+
+
+def _update(module: Module, fused: Computation, result: Instruction) -> tuple[int, int] | None:
+    """Bytes of the slice that is written into an operand to make a result, and the operand's number."""
+    made = _behind_views(module, fused, result)
+    if made.opcode == "fusion":
+        inner = module.computations[made.called[0]]
+        found = _update(module, inner, inner.root)
         if found is None:
             return None
-        size, target = found[0], written.operands[found[1]]
-    elif written.opcode == "dynamic-update-slice":
-        size, target = fused.instructions[written.operands[1]].array.bytes, written.operands[0]
+        size, target = found[0], made.operands[found[1]]
+    elif made.opcode == "dynamic-update-slice":
+        size, target = fused.instructions[made.operands[1]].array.bytes, made.operands[0]
     else:
         return None
-    source = _behind_bitcasts(fused, fused.instructions[target])
+    source = _behind_views(module, fused, fused.instructions[target])
     return (size, int(source.text)) if source.opcode == "parameter" else None
-
-
-def _behind_bitcasts(fused: Computation, instruction: Instruction) -> Instruction:
-    while instruction.opcode in ("bitcast", "copy") and instruction.operands:
-        instruction = fused.instructions[instruction.operands[0]]
-    return instruction

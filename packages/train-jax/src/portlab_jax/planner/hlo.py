@@ -117,6 +117,13 @@ class Instruction:
         """Computations that it calls, by name."""
         return tuple(name for group in _CALLED.findall(self.attributes) for name in _REFERENCE.findall(group))
 
+    @property
+    def aliased_operands(self) -> dict[int, int]:
+        """Results that lie in the memory of an operand, as output_to_operand_aliasing={{1}: (0, {})} says."""
+        found = re.search(r"output_to_operand_aliasing=\{(.*?\))\}", self.attributes)
+        pairs = re.findall(r"\{(\d*)\}: \((\d+),", found[1]) if found else []
+        return {int(result or 0): int(operand) for result, operand in pairs}
+
     def called_as(self, role: str) -> str:
         """The computation in one role, such as "body"."""
         found = re.search(rf"{role}=%?([\w.\-]+)", self.attributes)
