@@ -1,6 +1,4 @@
-"""Reading optimised HLO: types, instructions, the computations they call, how often each one runs."""
-
-from collections import Counter
+"""Reading optimised HLO: types, instructions, the computations that they call."""
 
 import jax
 import jax.numpy as jnp
@@ -99,60 +97,6 @@ def test_a_start_makes_what_is_not_an_alias_or_a_context(written, made):
     assert [array.space for array in one(f"%s = {written}").made] == made
 
 
-BODIES = """
-%inner (p: f32[]) -> f32[] {
-  ROOT %deep = f32[] add(%p, %p)
-}
-
-%outer (p: f32[]) -> f32[] {
-  ROOT %loop = f32[] while(%p), condition=%condition, body=%inner, backend_config={"known_trip_count":{"n":"5"}}
-}
-"""
-
-
-def runs(module):
-    times_of = Counter()
-    for _, instruction, times in module.walk():
-        times_of[instruction.name] += times
-    return times_of
-
-
-def test_nested_loops_multiply():
-    module = entry(
-        '%twice = f32[] while(%x), condition=%condition, body=%outer, backend_config={"known_trip_count":{"n":"3"}}',
-        before=BODIES,
-    )
-    assert runs(module) == {"twice": 1, "loop": 3, "deep": 15}
-
-
-def test_a_loop_that_never_runs_counts_nothing():
-    module = entry(
-        '%never = f32[] while(%x), condition=%condition, body=%outer, backend_config={"known_trip_count":{"n":"0"}}',
-        before=BODIES,
-    )
-    assert runs(module)["deep"] == 0
-
-
-def test_an_unknown_loop_counts_once():
-    assert runs(entry("%w = f32[] while(%x), condition=%c, body=%inner", before=BODIES))["deep"] == 1
-
-
-@pytest.mark.parametrize("caller", ["call(%x), to_apply=%inner", "async-start(%x), calls=%inner"])
-def test_what_is_called_runs(caller):
-    assert runs(entry(f"%c = f32[] {caller}", before=BODIES))["deep"] == 1
-
-
-@pytest.mark.parametrize(
-    "branches", ["true_computation=%inner, false_computation=%outer", "branch_computations={%inner, %outer}"]
-)
-def test_every_branch_of_a_conditional_counts(branches):
-    assert runs(entry(f"%c = f32[] conditional(%i, %x, %x), {branches}", before=BODIES))["deep"] == 1 + 5
-
-
-def test_the_inside_of_a_fusion_is_not_visited():
-    assert runs(entry("%f = f32[] fusion(%x), kind=kLoop, calls=%inner", before=BODIES)) == {"f": 1}
-
-
 def test_the_number_of_partitions_is_read():
     assert entry("%a = f32[] parameter(0)").partitions == 4
 
@@ -204,8 +148,3 @@ def test_the_source_of_a_compiled_product_is_this_file(compiled_text):
     file, _, line = source.rpartition(":")
     assert file == __file__
     assert int(line) == scanned.__code__.co_firstlineno + 1
-
-
-def test_the_compiler_says_how_often_a_scan_runs(compiled_text):
-    module = parse(compiled_text)
-    assert {i.trip_count for _, i, _ in module.walk() if i.opcode == "while"} == {4}

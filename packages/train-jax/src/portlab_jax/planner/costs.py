@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from portlab_jax.planner.fusions import SLICES, bytes_read, goes_on, written
 from portlab_jax.planner.hlo import HBM, Array, Computation, Instruction, Module
+from portlab_jax.planner.loops import rounds, walk
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
 
@@ -57,9 +58,10 @@ class Costs:
 def count(module: Module) -> Costs:
     """Count a program."""
     costs = Costs()
-    for computation, instruction, times in module.walk():
+    for run, instruction in walk(module):
+        computation, times = run.computation, run.times
         costs.bytes += times * hbm_bytes(module, computation, instruction)
-        if instruction.opcode == "while" and instruction.trip_count is None:
+        if instruction.opcode == "while" and rounds(module, run, instruction) is None:
             costs.unknown_loops += 1
         for inner_computation, inner in inside(module, computation, instruction):
             costs.flops += times * flops(inner_computation, inner)

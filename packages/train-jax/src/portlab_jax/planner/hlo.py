@@ -12,7 +12,6 @@ with TYPE an array `bf16[8,128]{1,0:T(8,128)(2,1)S(1)}` or a tuple of types. `S(
 import json
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -157,7 +156,7 @@ class Instruction:
 
     @property
     def trip_count(self) -> int | None:
-        """How often a loop runs, if the compiler knows."""
+        """How often a loop runs, if the compiler notes it; `loops.rounds` looks further."""
         known = self.backend_config.get("known_trip_count") or {}
         return int(known["n"]) if "n" in known else None
 
@@ -219,24 +218,6 @@ class Module:
             return f"{found[1]}:{found[2]}" if found[2] else found[1]
         frame = re.search(r"stack_frame_id=(\d+)", instruction.attributes)
         return self.sources.get(int(frame[1]), "") if frame else ""
-
-    def walk(self) -> Iterator[tuple[Computation, Instruction, float]]:
-        """Every instruction that runs by itself, with how often it does: loops are multiplied in.
-
-        The insides of fusions are not visited. A loop whose number of rounds the compiler does not know counts once,
-        and so does every branch of a conditional.
-        """
-        yield from self._walk(self.computations[self.entry], 1.0)
-
-    def _walk(self, computation: Computation, times: float) -> Iterator[tuple[Computation, Instruction, float]]:
-        for instruction in computation.instructions.values():
-            yield computation, instruction, times
-            if instruction.opcode == "while":
-                rounds = 1 if instruction.trip_count is None else instruction.trip_count
-                yield from self._walk(self.computations[instruction.called_as("body")], times * rounds)
-            elif instruction.opcode in ("call", "async-start", "conditional"):
-                for name in instruction.called:
-                    yield from self._walk(self.computations[name], times)
 
 
 def parse(text: str) -> Module:
