@@ -265,7 +265,7 @@ class TestThePage:
     def test_loops_and_kernels_that_the_count_does_not_see_are_named(self):
         text = Page(html([planned(compiled(unknown_loops=2, kernels={"ring_attention": 60}))])).text
         assert "loops of unknown length, counted once 2" in text
-        assert "kernels that state no FLOPs ring_attention" in text
+        assert "kernels whose FLOPs are not counted ring_attention (60 runs)" in text
 
     def test_all_plans_are_listed_and_eight_are_detailed(self):
         text = html(many(12))

@@ -71,7 +71,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], caption: str
     def cell(kind: str, column: Column, *content: Content) -> Element:
         return node(kind, *content, class_="text" if column.text else "number")
 
-    heads = [cell("th", c, c.name, *([" ", tag(c.evidence)] if c.evidence else [])) for c in columns]
+    heads = [cell("th", c, c.name, " ", tag(c.evidence)) if c.evidence else cell("th", c, c.name) for c in columns]
     lines = [node("tr", *(cell("td", c, text) for c, text in zip(columns, row, strict=True))) for row in rows]
     parts = [node("thead", node("tr", *heads)), node("tbody", *lines)]
     if caption:

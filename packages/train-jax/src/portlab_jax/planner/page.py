@@ -200,8 +200,8 @@ def _details(plan: Planned) -> list[Element]:
     if plan.result.error:
         return [*parts, node("p", plan.result.error)]
     shapes = len(plan.shapes)
-    made = "one shape" if shapes == 1 else f"{shapes} shapes, each of which is compiled once"
-    parts.append(node("p", f"Data: {plan.result.source}, which make {made} of the step."))
+    made = "one shape of the step, which compiles once" if shapes == 1 else f"{shapes} shapes of the step"
+    parts.append(node("p", f"Data: {plan.result.source}. They make {made}."))
     if plan.changes:
         parts.append(node("p", "Settings: ", node("code", describe_changes(plan.changes))))
     if plan.advice:
@@ -234,7 +234,8 @@ def _program(plan: Planned, program: Program) -> list[tuple[str, str, str]]:
             ("collectives over ICI", ", ".join(sent) or "none", "compiled"),
         ]
     if program.kernels:
-        rows.append(("kernels that state no FLOPs", ", ".join(program.kernels), "compiled"))
+        kernels = ", ".join(f"{name} ({runs:,} runs)" for name, runs in program.kernels.items())
+        rows.append(("kernels whose FLOPs are not counted", kernels, "compiled"))
     if program.unknown_loops:
         rows.append(("loops of unknown length, counted once", f"{program.unknown_loops:,}", "compiled"))
     return [

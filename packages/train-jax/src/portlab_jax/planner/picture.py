@@ -20,6 +20,7 @@ from portlab_jax.planner.plan import Planned
 from portlab_spec.files import write_bytes
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
 __all__ = ["draw", "html"]
@@ -38,8 +39,9 @@ def draw(planned: Sequence[Planned], path: Path) -> None:
     for axes in (memory, time):
         axes.grid(axis="x", alpha=0.3)
         axes.set_axisbelow(True)
-    _draw_memory(memory, shown)
-    _draw_time(time, shown)
+    style: dict[str, Any] = {"fontsize": "small", "frameon": False}
+    figure.legend(handles=_draw_memory(memory, shown), loc="outside lower left", ncols=5, **style)
+    figure.legend(handles=_draw_time(time, shown), loc="outside lower right", ncols=4, **style)
     memory.set_yticks(range(len(shown)), ["\n".join(filter(None, label(plan))) for plan in shown])
     memory.set_ylim(len(shown) - 0.5, -0.5)  # the first on top
     omitted = f" ({len(shown)} of {len(planned)} plans)" if len(shown) < len(planned) else ""
@@ -49,7 +51,8 @@ def draw(planned: Sequence[Planned], path: Path) -> None:
     write_bytes(path, buffer.getvalue())
 
 
-def _draw_memory(axes: "Axes", shown: Sequence[Planned]) -> None:
+def _draw_memory(axes: "Axes", shown: Sequence[Planned]) -> "list[Artist]":
+    """Draw, and give what the legend explains."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -62,22 +65,24 @@ def _draw_memory(axes: "Axes", shown: Sequence[Planned]) -> None:
         for kind, size in memory_by_kind(plan).items():
             if size:
                 seen.add(kind)
-                style = {} if plan.fits else {"hatch": HATCH, "edgecolor": "white", "linewidth": 0}
-                axes.barh(row, size / GIB, BAR, left=left, color=MEMORY_COLORS[kind], **style)
+                hatch = None if plan.fits else HATCH
+                color = MEMORY_COLORS[kind]
+                axes.barh(row, size / GIB, BAR, left=left, fc=color, ec="white", linewidth=0, hatch=hatch)
                 left += size / GIB
         axes.annotate(f" {plan.needed / GIB:.1f}", (max(left, plan.needed / GIB), row), va="center")
         axes.plot([plan.usable / GIB] * 2, [row - 0.42, row + 0.42], color="crimson", linewidth=2)
     axes.set(xlabel="GiB per device, compiled", title="memory by kind (compiled)")
     axes.margins(x=0.1)
     axes.set_xlim(left=0)
-    handles = [Patch(color=color, label=kind) for kind, color in MEMORY_COLORS.items() if kind in seen]
+    handles: list[Artist] = [Patch(color=color, label=kind) for kind, color in MEMORY_COLORS.items() if kind in seen]
     handles.append(Line2D([], [], color="crimson", linewidth=2, label="usable HBM"))
     if not all(plan.fits for plan in shown):
         handles.append(Patch(facecolor="gray", edgecolor="white", hatch=HATCH, label="does not fit"))
-    _legend(axes, "outside lower left", handles)
+    return handles
 
 
-def _draw_time(axes: "Axes", shown: Sequence[Planned]) -> None:
+def _draw_time(axes: "Axes", shown: Sequence[Planned]) -> "list[Artist]":
+    """Draw, and give what the legend explains."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -97,8 +102,4 @@ def _draw_time(axes: "Axes", shown: Sequence[Planned]) -> None:
     axes.set_xlim(left=0)
     handles = [Patch(color=color, label=BOUNDS[name]) for name, color in TIME_COLORS.items()]
     marker = Line2D([], [], color="black", marker="D", linestyle="", label="step, modelled")
-    _legend(axes, "outside lower right", [*handles, marker])
-
-
-def _legend(axes: "Axes", place: str, handles: list[Any]) -> None:
-    axes.get_figure().legend(handles=handles, loc=place, ncols=5, fontsize="small", frameon=False)
+    return [*handles, marker]
