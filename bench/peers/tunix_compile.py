@@ -60,7 +60,7 @@ def adapted_model(job: CompileJob) -> nnx.Module:
 
 def require_adapter(job: CompileJob, model: nnx.Module) -> None:
     """Stop unless every module that the job names has its two adapter leaves."""
-    named = [path for path, _ in model.iter_modules() if re.fullmatch(job.module_path, "/".join(map(str, path)))]
+    named = [path for path, _ in nnx.iter_modules(model) if re.fullmatch(job.module_path, "/".join(map(str, path)))]
     leaves = jax.tree.leaves(nnx.state(model, nnx.LoRAParam))
     if not named or len(leaves) != 2 * len(named):
         sys.exit(f"{job.module_path!r} matches {len(named)} modules, but the adapter has {len(leaves)} leaves")
