@@ -62,8 +62,20 @@ def _heads_first(q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> tupl
     return scaled.swapaxes(1, 2), k.swapaxes(1, 2), v.swapaxes(1, 2)
 
 
+def kernel_block(length: int) -> int:
+    """Tokens of a block for rows of a length, a multiple of 128."""
+    return next(b for b in range(LARGEST_BLOCK, 0, -LANES) if length % b == 0)
+
+
+def computed_pairs(length: int, window: int | None) -> int:
+    """Pairs of a query and a key that the kernel computes for a row: those of blocks that are not all masked."""
+    block = kernel_block(length)
+    reach = length if window is None else -(-(window - 1) // block)  # blocks before its own that a query block sees
+    return sum(min(i, reach) + 1 for i in range(length // block)) * block * block
+
+
 def _kernel(mask: masks.MultiHeadMask | jax.Array, length: int) -> kernels.SplashAttentionKernel:
-    block = next(b for b in range(LARGEST_BLOCK, 0, -LANES) if length % b == 0)
+    block = kernel_block(length)
     sizes = kernels.BlockSizes(
         block_q=block,
         block_kv=block,

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import jax
 
+from portlab_jax.attention.splash import computed_pairs
 from portlab_jax.packing import Layout
 from portlab_jax.setup import Blueprint, abstract_frozen, abstract_state, device_bytes
 from portlab_spec.models import GemmaConfig, LayerKind, Param, param_table
@@ -86,24 +87,9 @@ def attended_pairs(layout: Layout, kind: LayerKind, implementation: str) -> floa
     """Pairs of a query and a key that one packed row computes, masked ones of visible blocks included."""
     length = layout.row_length
     if implementation.startswith("splash"):
-        block = splash_block(length)
-        return float(splash_pairs(length, block, kind.window))
+        return float(computed_pairs(length, kind.window))
     listed = layout.full_blocks if kind.window is None else layout.sliding_blocks
     return float(length * listed * layout.block)
-
-
-def splash_block(length: int) -> int:
-    """Block of the kernel for a row length, as `portlab_jax.attention.splash` chooses it."""
-    return next(b for b in range(512, 0, -128) if length % b == 0)
-
-
-def splash_pairs(length: int, block: int, window: int | None) -> int:
-    """Pairs in the blocks of a causal or sliding mask that are not empty."""
-    count = length // block
-    if window is None:
-        return count * (count + 1) // 2 * block * block
-    reach = -(-(window - 1) // block)  # blocks before its own that a query block sees
-    return sum(min(i, reach) + 1 for i in range(count)) * block * block
 
 
 def memory(drawn: Blueprint, layout: Layout) -> dict[str, float]:

@@ -4,9 +4,9 @@ The compiler's own `cost_analysis()` counts a loop's body once, whatever its num
 as loops is off by their number. Here each instruction counts as often as it runs.
 
 FLOPs are those of matrix products, 2 per multiplication and addition, wherever they stand: in a `dot`, in a
-`convolution` (which is what a TPU makes of a dot), or stated by a kernel. Bytes are what instructions read from and
-write to HBM: a fusion reads its operands and writes its result; of an operand that it only slices, the slice; what
-lies in on-chip memory counts nothing. Caches and what the hardware fetches twice are not seen.
+`convolution` (which is what a TPU makes of a dot), or in a kernel (`kernels`). Bytes are what instructions read
+from and write to HBM: a fusion reads its operands and writes its result; of an operand that it only slices, the slice;
+what lies in on-chip memory counts nothing. Caches and what the hardware fetches twice are not seen.
 """
 
 import math
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from portlab_jax.planner.fusions import SLICES, bytes_read, goes_on, written
 from portlab_jax.planner.hlo import HBM, Array, Computation, Instruction, Module
+from portlab_jax.planner.kernels import kernel_flops
 from portlab_jax.planner.loops import rounds, walk
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
@@ -38,7 +39,7 @@ class Costs:
         bytes: to and from HBM.
         collectives: runs of each kind.
         sent: bytes that leave the device for others, by kind of collective.
-        kernels: runs of custom kernels that state no FLOPs, by name.
+        kernels: runs of custom kernels whose FLOPs are not known, by name.
         unknown_loops: loops whose rounds the compiler does not know; they count once.
     """
 
@@ -68,7 +69,7 @@ def count(module: Module) -> Costs:
             if (kind := collective(inner_computation, inner)) is not None:
                 costs.collectives[kind] += int(times)
                 costs.sent[kind] += int(times * sent_bytes(inner_computation, inner, module.partitions))
-            if inner.opcode == "custom-call" and stated_flops(inner) is None and is_kernel(inner):
+            if is_kernel(inner) and _kernel_flops(inner_computation, inner) is None:
                 costs.kernels[inner.op_name or inner.name] += int(times)
     return costs
 
@@ -94,14 +95,21 @@ def flops(computation: Computation, instruction: Instruction) -> float:
         return 2.0 * instruction.array.size * contracted
     if instruction.opcode == "convolution":
         return _convolution_flops(computation, instruction)
-    if instruction.opcode == "custom-call":
-        return stated_flops(instruction) or 0.0
+    if is_kernel(instruction):
+        return _kernel_flops(computation, instruction) or 0.0
     return 0.0
 
 
 def is_kernel(instruction: Instruction) -> bool:
     """Whether a custom call is a kernel of ours (Pallas), and no bookkeeping of the compiler."""
-    return "tpu_custom_call" in instruction.attributes
+    return instruction.opcode == "custom-call" and 'custom_call_target="tpu_custom_call"' in instruction.attributes
+
+
+def _kernel_flops(computation: Computation, instruction: Instruction) -> float | None:
+    if (stated := stated_flops(instruction)) is not None:
+        return stated
+    operands = [computation.instructions[name] for name in instruction.operands if name in computation.instructions]
+    return kernel_flops(instruction.op_name, [operand.array for operand in operands])
 
 
 def stated_flops(instruction: Instruction) -> float | None:

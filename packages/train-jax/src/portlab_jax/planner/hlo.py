@@ -12,6 +12,7 @@ with TYPE an array `bf16[8,128]{1,0:T(8,128)(2,1)S(1)}` or a tuple of types. `S(
 import json
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -24,6 +25,7 @@ _REFERENCE = re.compile(r"%([\w.\-]+)")
 _SPACE = re.compile(r"S\((\d+)\)")
 _TILE = re.compile(r"T\(([\d,*]+)\)")
 _LINE = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = ")
+_END = re.compile(r"\}(, execution_thread=.*)?")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{$")
 # The branches of a conditional are branch_computations, or true_computation and false_computation.
 _CALLED = re.compile(r"\b(?:calls|to_apply|body|condition|\w+_computations?)=(\{[^}]*\}|%[\w.\-]+)")
@@ -230,7 +232,7 @@ def parse(text: str) -> Module:
     entry, current = "", None
     tables: dict[str, dict[int, str]] = {}
     table: dict[int, str] | None = None
-    for line in text.splitlines():
+    for line in _statements(text):
         if current is None:
             header = _HEADER.match(line)
             if header:
@@ -242,7 +244,7 @@ def parse(text: str) -> Module:
                 table = tables.setdefault(line.strip(), {})
             elif table is not None and (row := re.match(r"^(\d+) (.*)$", line.strip())):
                 table[int(row[1])] = row[2]
-        elif line.startswith("}"):
+        elif _END.fullmatch(line):
             current = None
         elif instruction := _instruction(line):
             current.instructions[instruction.name] = instruction
@@ -250,6 +252,21 @@ def parse(text: str) -> Module:
         raise ValueError("the text holds no entry computation of HLO")
     partitions = re.search(r"num_partitions=(\d+)", text[:100_000])
     return Module(computations, entry, int(partitions[1]) if partitions else 1, _sources(tables))
+
+
+def _statements(text: str) -> Iterator[str]:
+    """Lines, with those of one instruction joined: attributes such as a kernel's metadata hold line breaks."""
+    held: list[str] = []
+    for line in text.splitlines():
+        begins = _LINE.match(line) is not None
+        if held and not begins and not _END.fullmatch(line):
+            held.append(line)
+            continue
+        if held:
+            yield "\n".join(held)
+        held = [line] if begins else []
+        if not begins:
+            yield line
 
 
 def _instruction(line: str) -> Instruction | None:

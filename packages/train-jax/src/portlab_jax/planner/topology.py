@@ -18,6 +18,8 @@ VARIABLES: Mapping[str, str] = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0",
+    # A TPU belongs to one process at a time, and libtpu sees to that; its compiler may serve any number.
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     # JAX itself must not take the compiler for a TPU: everything that runs, runs on the CPU.
     "JAX_PLATFORMS": "cpu",
     # Warnings about the host that is not there; errors still come.
