@@ -26,7 +26,8 @@ class Chip:
         hbm_bytes: memory by the sheet.
         usable_hbm_bytes: memory that programs can have.
         usable_hbm_from: where that comes from. "compiler": libtpu refuses a program that needs more, and says how much
-            there is. "driver": the total that nvidia-smi shows; a CUDA context takes some hundred MiB of it.
+            there is (0.0.52 asked). "reported": so runs were refused elsewhere. "driver": the total that nvidia-smi
+            shows; a CUDA context takes some hundred MiB of it.
         hbm_bandwidth: byte/s.
         ici_bandwidth: byte/s between chips (ICI or NVLink), all links and both directions together; None for a card
             that has no such link, or no published figure.
@@ -44,7 +45,7 @@ class Chip:
     fp8_flops: float | None
     hbm_bytes: int
     usable_hbm_bytes: int
-    usable_hbm_from: Literal["compiler", "driver"]
+    usable_hbm_from: Literal["compiler", "reported", "driver"]
     hbm_bandwidth: float
     ici_bandwidth: float | None
     ici_links: int | None
@@ -64,8 +65,8 @@ _TABLE = (
         int8_ops=275e12,
         fp8_flops=None,
         hbm_bytes=32 * GIB,
-        usable_hbm_bytes=int(30.75 * GIB),
-        usable_hbm_from="compiler",
+        usable_hbm_bytes=int(30.75 * GIB),  # libtpu's default is two devices per chip, with 15.25 each
+        usable_hbm_from="reported",
         hbm_bandwidth=1200e9,
         ici_bandwidth=None,  # the page gives pod totals only
         ici_links=6,
@@ -98,7 +99,7 @@ _TABLE = (
         int8_ops=918e12,  # the Scaling Book's; Google's page has no int8 row
         fp8_flops=459e12,
         hbm_bytes=95 * GIB,  # 95 GB on older pages, 96 GB in the Scaling Book
-        usable_hbm_bytes=int(95.74 * GIB),  # more than the sheet promises
+        usable_hbm_bytes=int(95.73 * GIB),  # more than the sheet promises
         usable_hbm_from="compiler",
         hbm_bandwidth=2765e9,  # also printed as 2575 GiBps, the same; 2.8e12 and 2.5e12 in the Scaling Book
         ici_bandwidth=1200e9,  # "4800 Gbps" on older pages
@@ -114,7 +115,7 @@ _TABLE = (
         int8_ops=1836e12,
         fp8_flops=918e12,  # TPU7x's page; v6e's own has no fp8 row
         hbm_bytes=32 * GIB,  # printed as 32 GB on v6e's page, as 32 GiB on TPU7x's
-        usable_hbm_bytes=int(31.25 * GIB),  # 31.24 GiB in the logs of a serving engine
+        usable_hbm_bytes=int(31.24 * GIB),
         usable_hbm_from="compiler",
         hbm_bandwidth=1638e9,  # 1.6e12 in the Scaling Book
         ici_bandwidth=800e9,  # "3200 Gbps" elsewhere, one direction
@@ -131,7 +132,7 @@ _TABLE = (
         int8_ops=None,
         fp8_flops=4614e12,
         hbm_bytes=192 * GIB,  # the table says GiB, the text of the same page GB
-        usable_hbm_bytes=int(2 * 94.75 * GIB),
+        usable_hbm_bytes=int(2 * 94.74 * GIB),
         usable_hbm_from="compiler",
         hbm_bandwidth=7380e9,  # 7.37 TB/s in the text of the same page
         ici_bandwidth=1200e9,
