@@ -123,12 +123,14 @@ def _result(module: Module, instruction: Instruction) -> Result:
     arrays, shared = instruction.made, instruction.operands
     if instruction.opcode in ("parameter", "constant"):
         return Result(instruction, (), ())
-    if instruction.opcode in VIEWS or instruction.opcode.endswith(("-done", "-update")):
+    if instruction.opcode in VIEWS or instruction.opcode.endswith(("-done", "async-update")):
         return Result(instruction, (), shared)
     if "ConcatBitcast" in instruction.attributes:
         return Result(instruction, (), shared)
     if instruction.opcode == "dynamic-update-slice":
         return Result(instruction, (), shared[:1])
+    if instruction.opcode == "call-update":
+        return Result(instruction, tuple(array for array in arrays if array.space == HBM), shared)
     shared = ()
     if instruction.opcode == "fusion":
         made = written(module, instruction)

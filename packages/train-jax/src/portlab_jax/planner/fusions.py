@@ -62,8 +62,11 @@ def _targets(user: Instruction, operand: Instruction) -> bool:
 
 
 def _viewed(module: Module, instruction: Instruction) -> str | None:
-    """The operand of which an instruction is but a view: of a bitcast, or of a fusion that holds nothing else."""
-    if instruction.opcode == "bitcast":
+    """The operand of which an instruction in a fusion is but a view.
+
+    Bitcasts are, copies (which only change the tiling on the way), and fusions that hold nothing else.
+    """
+    if instruction.opcode in ("bitcast", "copy"):
         return instruction.operands[0]
     if instruction.opcode != "fusion":
         return None

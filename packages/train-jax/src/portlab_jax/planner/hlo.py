@@ -109,6 +109,8 @@ class Instruction:
         """The arrays that it makes: a `-start` also names its operands, which it aliases, and a context."""
         if self.opcode == "copy-start":
             return self.arrays[:1]
+        if self.opcode == "call-update":  # gives a started call its operands
+            return self.arrays[len(self.operands) - 1 :]
         if not self.opcode.endswith("-start") or len(self.arrays) <= len(self.operands):
             return self.arrays
         return tuple(a for a in self.arrays[len(self.operands) :] if a.dims)

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from portlab_jax.planner.hlo import Computation, Instruction, Module
 
+# `call-start` hands collectives to the SparseCore, which runs them beside the rest.
+CALLS = ("call", "call-start", "async-start", "conditional")
+
 _SAME = ("copy", "bitcast", "convert", "copy-start", "copy-done", "opt-barrier")
 
 
@@ -47,7 +50,7 @@ def _walk(module: Module, run: Run) -> Iterator[tuple[Run, Instruction]]:
             known = rounds(module, run, instruction)
             body = module.computations[instruction.called_as("body")]
             yield from _walk(module, Run(body, run, instruction, run.times * (1 if known is None else known)))
-        elif instruction.opcode in ("call", "async-start", "conditional"):
+        elif instruction.opcode in CALLS:
             for name in instruction.called:
                 yield from _walk(module, Run(module.computations[name], run, instruction, run.times))
 
