@@ -24,8 +24,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-# Without a TPU libtpu would ask the cloud's metadata server what it is part of.
+# Without a TPU libtpu would ask the cloud's metadata server what it is part of. Its lock keeps a TPU to one process;
+# a compiler may serve several.
 ENVIRONMENT = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
