@@ -32,6 +32,11 @@ def label(plan: Planned) -> tuple[str, str]:
     return plan.part.name, settings(plan) if plan.shapes else ""
 
 
+def run_name(plan: Planned) -> str:
+    """Recipe and model, for titles."""
+    return f"{plan.recipe.name} ({plan.recipe.model})"
+
+
 def memory_by_kind(plan: Planned) -> dict[str, int]:
     """Bytes of a device by kind, for the shape of the step that needs most; nothing if the plan was refused.
 

@@ -12,6 +12,7 @@ from portlab_jax.planner.breakdown import (
     best,
     label,
     memory_by_kind,
+    run_name,
     time_by_bound,
 )
 from portlab_jax.planner.display import BOUNDS, assumptions, heading, hours
@@ -37,7 +38,7 @@ def html(planned: Sequence[Planned]) -> str:
     """
     shown = best(planned)
     recipe = planned[0].recipe
-    title = f"Plan: {recipe.model} on {', '.join(dict.fromkeys(plan.part.name for plan in planned))}"
+    title = f"Plan: {run_name(planned[0])} on {', '.join(dict.fromkeys(plan.part.name for plan in planned))}"
     return page(
         title,
         resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8") + _colors(),
@@ -45,7 +46,7 @@ def html(planned: Sequence[Planned]) -> str:
         node("h1", title),
         node(
             "p",
-            f"Recipe {recipe.name}: {recipe.method}, {recipe.steps} steps of {recipe.batch_size} examples. "
+            f"Method {recipe.method}, {recipe.steps} steps of {recipe.batch_size} examples. "
             f"Planned on {date.today().isoformat()}. Nothing here was measured on a TPU.",
             class_="soft",
         ),

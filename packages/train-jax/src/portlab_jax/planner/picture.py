@@ -12,6 +12,7 @@ from portlab_jax.planner.breakdown import (
     best,
     label,
     memory_by_kind,
+    run_name,
     time_by_bound,
 )
 from portlab_jax.planner.display import BOUNDS
@@ -45,7 +46,7 @@ def draw(planned: Sequence[Planned], path: Path) -> None:
     memory.set_yticks(range(len(shown)), ["\n".join(filter(None, label(plan))) for plan in shown])
     memory.set_ylim(len(shown) - 0.5, -0.5)  # the first on top
     omitted = f" ({len(shown)} of {len(planned)} plans)" if len(shown) < len(planned) else ""
-    figure.suptitle(f"{shown[0].recipe.model} on TPU slices that were compiled for, not run on{omitted}")
+    figure.suptitle(f"{run_name(shown[0])} on TPU slices that were compiled for, not run on{omitted}")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120)
     write_bytes(path, buffer.getvalue())
