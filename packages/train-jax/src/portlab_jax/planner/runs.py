@@ -1,7 +1,8 @@
 """Planning several slices, and the search over settings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from portlab_jax.planner.estimate import EFFICIENCY, Roofline, roofline
@@ -12,7 +13,7 @@ from portlab_jax.planner.search import Candidate, changed, variants, within, wit
 from portlab_spec.errors import UserError
 from portlab_spec.hardware import Slice
 from portlab_spec.prices import Price
-from portlab_spec.progress import bar
+from portlab_spec.progress import Advance, bar
 from portlab_spec.recipe import Recipe
 
 
@@ -56,7 +57,8 @@ def plan_all(
             advance(number * (wishes.tries if search else 1), part.name)
             price = priced[part.name]
             if search:
-                planned += search_slice(wishes, part, price, lambda done, n=number: advance(n * wishes.tries + done))
+                before = number * wishes.tries
+                planned += search_slice(wishes, part, price, partial(_advance_from, advance, before, part.name))
             else:
                 planned.append(advised(wishes, plan(wishes.job(part), part, price)))
     refused = [p for p in planned if p.result.error]
@@ -65,7 +67,11 @@ def plan_all(
     return sorted(planned, key=lambda p: worth(p, wishes.by)) if search else planned
 
 
-def search_slice(wishes: Wishes, part: Slice, price: Price | None, advance: Any) -> list[Planned]:
+def _advance_from(advance: Advance, before: float, note: str, done: float) -> None:
+    advance(before + done, note)
+
+
+def search_slice(wishes: Wishes, part: Slice, price: Price | None, advance: Callable[[float], None]) -> list[Planned]:
     """Compile the settings that the analytic model likes best, until none that is left could win.
 
     Compiled programs are remembered, so that a search that was stopped goes on where it was.

@@ -84,7 +84,7 @@ def changed(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
 
 
 def rank(
-    recipe: Recipe, work: Workload, part: Slice, devices: Sequence[Any], wanted: Sequence[Changes]
+    recipe: Recipe, work: Workload, part: Slice, devices: Sequence[Any], wanted: Sequence[Mapping[str, Any]]
 ) -> list[Candidate]:
     """Candidates by the analytic model, fastest first; settings that training would refuse are left out.
 
@@ -104,7 +104,7 @@ def rank(
                 analytic = _analyse(drawn, variant, work)
         except UserError:
             continue
-        found.append(Candidate(changes, lower_bound(analytic, part), analytic.total_memory, analytic))
+        found.append(Candidate(dict(changes), lower_bound(analytic, part), analytic.total_memory, analytic))
     return sorted(found, key=lambda candidate: candidate.seconds)
 
 
