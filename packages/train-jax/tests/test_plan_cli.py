@@ -271,7 +271,7 @@ def test_a_tiny_gemma_is_compiled_for_a_tpu(tmp_path):
         "layer_types": ["sliding_attention", "full_attention"],
         "rope_theta": 1e6,
         "rope_local_base_freq": 1e4,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": 2048,
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     args = ["--model", str(tmp_path), "--slice", "v5e-8", "--length", "128", "--json"]
