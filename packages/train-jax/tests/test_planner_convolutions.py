@@ -47,7 +47,7 @@ def arranged(labels, spatial, **others):
     return jax.ShapeDtypeStruct(tuple(sizes[label] for label in labels), jnp.float32)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(convolutions())
 def test_flops_are_those_of_the_compilers_own_count(case):
     left, right, _ = case.labels
