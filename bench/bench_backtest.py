@@ -1,11 +1,12 @@
 """The planner's estimates beside training runs that others published.
 
     nox -s bench_backtest                          all runs, writes bench/results/bench_backtest.json
-    nox -s bench_backtest -- --only E2B            some of them, by a part of the name; writes nothing
-    nox -s bench_backtest -- --analytic-only       without compiling; writes nothing
+    nox -s bench_backtest -- --only E2B E4B        some of them, by a part of the name; writes nothing
+    nox -s bench_backtest -- --compile E4B         compile other ones than those that take minutes; none if left empty
 
-For each run of `published_runs` our own step of the same size is counted from its shapes and compiled for the very
-slice, as `plan-tpu` does it; compiled programs are remembered. Its roofline is a lower bound. The planner's estimate
+For each run of `published_runs` our own step of the same size is counted from its shapes for the very slice, as the
+search of `plan-tpu` does it, and the smaller ones are compiled, as `plan-tpu` does it; compiled programs are
+remembered. The roofline, of the program if there is one, is a lower bound. The planner's estimate
 divides that by an efficiency, the geometric mean of bound over published time; so that no run judges itself, each is
 estimated with the efficiency of the others. `portlab_jax.planner.estimate` holds the result as constants.
 
@@ -36,6 +37,9 @@ from published_runs import OUT_OF_SCOPE, RUNS, PublishedRun
 from result_file import write_result
 
 Figures = dict[str, Any]
+
+# Those that a machine with 16 GiB compiles within ten minutes or so.
+COMPILED = ("E2B",)
 
 
 def job(run: PublishedRun, kind: str) -> Job:
@@ -117,9 +121,8 @@ def backtest(run: PublishedRun, *, compile_too: bool) -> Figures:
     part = parse_slice(run.slice)
     print(f"{run.name} ...", file=sys.stderr, flush=True)
     counted = analytic(run, part)
-    program = compiled(run, part) if compile_too else {"fits": False}
-    basis = "compiled" if program["fits"] else "analytic"
-    bound = (program if program["fits"] else counted)["bound_seconds"]
+    program = compiled(run, part) if compile_too else None
+    basis, of = ("compiled", program) if program and program["fits"] else ("analytic", counted)
     published = None if run.tflops_per_chip is None else run.tflops_per_chip * run.seconds
     return {
         "published": {
@@ -136,8 +139,9 @@ def backtest(run: PublishedRun, *, compile_too: bool) -> Figures:
         "analytic": counted,
         "compiled": program,
         "basis": basis,
-        "bound_seconds": bound,
-        "efficiency": bound / run.seconds,
+        "bound_by": of["bound_by"],
+        "bound_seconds": of["bound_seconds"],
+        "efficiency": of["bound_seconds"] / run.seconds,
         "model_tflop": {"ours": model_tflop(run, part), "published": published},
     }
 
@@ -166,35 +170,34 @@ def table(figures: Mapping[str, Figures], estimates: Mapping[str, Figures]) -> l
     for name, f in figures.items():
         guess, tflop = estimates[name], f["model_tflop"]
         ratio = f"{tflop['published'] / tflop['ours']:.3f}" if tflop["published"] else ""
-        by = (f["compiled"] if f["basis"] == "compiled" else f["analytic"])["bound_by"]
         lines.append(
-            f"| {name} | {f['published']['seconds']:.3g} | {f['bound_seconds']:.3g} | {by} ({f['basis']}) "
+            f"| {name} | {f['published']['seconds']:.3g} | {f['bound_seconds']:.3g} | {f['bound_by']} ({f['basis']}) "
             f"| {f['efficiency']:.2f} | {guess['seconds']:.3g} | {guess['error']:+.0%} | {ratio} |"
         )
     return lines
 
 
-def choose(only: Sequence[str]) -> list[PublishedRun]:
-    """Runs whose names contain one of some words; without words, all."""
-    return [run for run in RUNS if not only or any(word in run.name for word in only)]
+def choose(words: Sequence[str]) -> list[PublishedRun]:
+    """Runs whose names contain one of some words."""
+    return [run for run in RUNS if any(word in run.name for word in words)]
 
 
 def main() -> None:
     """Estimate every run and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--analytic-only", action="store_true")
+    parser.add_argument("--compile", nargs="*", default=COMPILED)
     args = parser.parse_args()
     prepare_environment()
-    runs = choose(args.only)
-    figures = {run.name: backtest(run, compile_too=not args.analytic_only) for run in runs}
+    to_compile = choose(args.compile)
+    figures = {run.name: backtest(run, compile_too=run in to_compile) for run in choose(args.only or [""])}
     if sum(f["published"]["step_time"] for f in figures.values()) < 2:
         raise SystemExit("bench_backtest: an estimate needs two runs, one to fit and one to judge")
     efficiency, estimates = calibrate(figures)
     worst = max(guess["factor"] for guess in estimates.values())
     print("\n".join(table(figures, estimates)))
     print(f"\nefficiency {efficiency:.3f}, worst factor {worst:.2f}, {len(figures)} runs")
-    if args.only or args.analytic_only:
+    if args.only:
         return
     result = write_result(
         "bench_backtest",
