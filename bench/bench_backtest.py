@@ -88,8 +88,8 @@ def compiled(run: PublishedRun, part: Slice) -> Figures:
         "fits": program.fits,
         "needed_bytes": program.needed,
         "attention": shape["attention"],
-        "seconds_to_compile": program.compile_seconds,
-        "peak_rss_bytes": result.peak_rss_bytes,
+        "compile_seconds": program.compile_seconds,
+        "peak_rss_bytes": program.peak_rss_bytes,
     }
     if not program.fits:
         return figures
