@@ -9,6 +9,9 @@ state and batch. Attention masks and positions are made from the tokens inside t
 
 Rematerialisation is switched on after LoRA is applied: in the other order some Tunix models lose the adapter. Its
 Gemma 3 has no flash attention to switch on, and its supervised trainer no packing.
+
+qwix makes the adapter in the base's type. A float32 adapter over a bfloat16 base works, but nothing casts its sum with
+the base's output back, so that activations become float32 and take more memory.
 """
 
 import importlib.metadata
