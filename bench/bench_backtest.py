@@ -15,7 +15,6 @@ counted alike in `model_tflop`, and as executed, with recomputed layers, in `flo
 """
 
 import argparse
-import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from portlab_jax.planner.estimate import Roofline, roofline
+from portlab_jax.planner.estimate import Roofline, bound_of, roofline
 from portlab_jax.planner.plan import compile_job
 from portlab_jax.planner.program import Program
 from portlab_jax.planner.records import Job
@@ -39,7 +38,7 @@ from result_file import write_result
 Figures = dict[str, Any]
 
 # Those that a machine with 16 GiB compiles within ten minutes or so.
-COMPILED = ("E2B",)
+COMPILED = ("12B", "E2B", "LoRA")
 
 
 def job(run: PublishedRun, kind: str) -> Job:
@@ -64,12 +63,8 @@ def analytic(run: PublishedRun, part: Slice) -> Figures:
     if result.error or not result.candidates:
         raise CheckFailed(result.error or "refused", where=run.name, fix="Look at its mesh in bench/published_runs.py")
     candidate = Candidate.from_json(result.candidates[0])
-    counts, chip, per = candidate.analytic, part.chip, part.chip.devices
-    roof = Roofline(
-        counts.total_flops * per / chip.bf16_flops,
-        counts.traffic * per / chip.hbm_bandwidth,
-        counts.sent * per / ((chip.ici_bandwidth or math.inf) / 2),
-    )
+    counts = candidate.analytic
+    roof = bound_of(counts.total_flops, counts.traffic, counts.sent, part)
     return bounds(roof) | {"flops": counts.flops, "memory": counts.total_memory}
 
 
@@ -94,7 +89,7 @@ def compiled(run: PublishedRun, part: Slice) -> Figures:
     if not program.fits:
         return figures
     counts = {name: getattr(program, name) for name in ("flops", "bytes", "sent", "kernels", "unknown_loops")}
-    return bounds(roofline(program, part.chip)) | figures | counts
+    return bounds(roofline(program, part)) | figures | counts
 
 
 def model_tflop(run: PublishedRun, part: Slice) -> float:

@@ -1,6 +1,5 @@
 """From counts to seconds and dollars, by hand."""
 
-from dataclasses import replace
 from datetime import date
 
 import pytest
@@ -23,6 +22,9 @@ PRICE = Price(
 )
 
 
+TORUS = parse_slice("v5e-16")  # 4x4: the inner chips use all their links
+
+
 def counts(compute, hbm, ici, chip=V5E):
     """A program that keeps the resources of a device busy for so many seconds."""
     per = chip.devices
@@ -34,23 +36,29 @@ def counts(compute, hbm, ici, chip=V5E):
     ("busy", "bound"), [((3, 2, 1), "compute"), ((1, 3, 2), "hbm"), ((2, 1, 3), "ici"), ((1, 0.5, 0), "compute")]
 )
 def test_the_slowest_resource_bounds(busy, bound):
-    found = roofline(counts(*busy), V5E)
+    found = roofline(counts(*busy), TORUS)
     assert (found.compute, found.hbm, found.ici) == pytest.approx(busy)
     assert (found.bound, found.seconds) == (bound, pytest.approx(max(busy)))
 
 
 def test_peaks_are_those_of_the_sheet():
     program = canned_program(flops=197e12, bytes=819e9, sent={"all-gather": 150 * 10**9, "all-reduce": 50 * 10**9})
-    assert roofline(program, V5E) == Roofline(1.0, 1.0, 1.0)
+    assert roofline(program, TORUS) == Roofline(1.0, 1.0, 1.0)
 
 
 def test_a_device_of_a_chip_with_two_has_half_of_it():
     program = canned_program(flops=2307e12, bytes=7380e9, sent={"all-gather": 600 * 10**9})
-    assert roofline(program, CHIPS["tpu7x"]) == Roofline(2.0, 2.0, 2.0)
+    assert roofline(program, parse_slice("tpu7x-128")) == Roofline(2.0, 2.0, 2.0)
+
+
+def test_links_that_leave_the_slice_carry_nothing():
+    program = canned_program(flops=1, bytes=1, sent={"all-gather": 75 * 10**9})
+    assert roofline(program, parse_slice("v5e-8")).ici == pytest.approx(0.5)  # three of four links: 300 GB/s
+    assert roofline(program, TORUS).ici == pytest.approx(0.375)
 
 
 def test_one_device_needs_no_links():
-    assert roofline(counts(1, 1, 0), replace(V5E, ici_bandwidth=None)).ici == 0
+    assert roofline(counts(1, 1, 0), parse_slice("v5e-1")).ici == 0
 
 
 def test_a_run_is_steps_over_the_efficiency():
@@ -83,7 +91,7 @@ def test_a_run_is_paid_by_the_chip_whatever_its_devices():
 
 def test_shapes_count_by_their_steps():
     shapes = [(30, counts(1, 3, 0.5)), (10, counts(9, 1, 0.5))]
-    found = estimate(shapes, parse_slice("v5e-8"), rows=32, tokens=1.0, steps=40, price=None, efficiency=1.0)
+    found = estimate(shapes, TORUS, rows=32, tokens=1.0, steps=40, price=None, efficiency=1.0)
     assert (found.roofline.compute, found.roofline.hbm, found.roofline.ici) == pytest.approx((3, 2.5, 0.5))
     # Each step is bound by a resource of its own, so that their mean is more than any resource's mean.
     assert found.step_seconds == pytest.approx((30 * 3 + 10 * 9) / 40)

@@ -74,6 +74,14 @@ def test_a_shortage_says_how_much_is_needed_and_what_is_largest():
     assert (second.bytes, second.shape, second.op, second.source) == (int(512.5 * 2**20), "f32[1,2,64]", "?", "")
 
 
+def test_the_compilers_other_way_of_saying_so():
+    message = (
+        "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO "
+        "temporaries (18.74G) exceeds available HBM (15.75G). HLO module: jit_step."
+    )
+    assert read_shortage(message) == (int(18.74 * 2**30), int(15.75 * 2**30), ())
+
+
 class Refusing:
     """A lowered function that the compiler refuses."""
 

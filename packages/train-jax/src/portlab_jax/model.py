@@ -299,8 +299,8 @@ class Loop:
         cos, sin = self.ropes[kind.rope, kind.head_dim]
 
         def split(value: Array, axis: str = "kv_heads") -> Array:
-            # Without it libtpu (0.0.50, 0.0.52) fuses the product with the norm of its heads and dies of that, "split of
-            # a padded window dim", where a Pallas kernel follows.
+            # Without it libtpu (0.0.50, 0.0.52) fuses the product with the norm of its heads, and dies of that where a
+            # Pallas kernel follows ("split of a padded window dim").
             value = jax.lax.optimization_barrier(value)
             # Said again: of a single head, a reshape would cut the head itself.
             return shard(value.reshape(*value.shape[:2], -1, kind.head_dim), "group", None, axis, None)

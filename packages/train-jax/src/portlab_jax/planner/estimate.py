@@ -4,7 +4,8 @@ The roofline is a lower bound: each resource works alone at its published peak, 
 
     compute  FLOPs of matrix products / peak bfloat16 FLOP/s
     hbm      bytes read and written / HBM bandwidth
-    ici      bytes sent to other chips / half of the published ICI bandwidth, which counts both directions
+    ici      bytes sent to other chips / half of the ICI bandwidth of the links that the slice uses, since the
+             published one counts both directions and all links
 
 The estimate divides the bound by an efficiency that was fitted to published runs (`nox -s bench_backtest`,
 docs/planning.md); what they cannot tell, it does not know either.
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from portlab_jax.planner.program import Program
-from portlab_spec.hardware import Chip, Slice
+from portlab_spec.hardware import Slice
 from portlab_spec.prices import Price
 
 Resource = Literal["compute", "hbm", "ici"]
@@ -46,16 +47,16 @@ class Roofline:
         return max(self.compute, self.hbm, self.ici)
 
 
-def roofline(program: Program, chip: Chip) -> Roofline:
+def roofline(program: Program, part: Slice) -> Roofline:
     """The bound of a program that fits."""
-    ici = program.sent_bytes / (_per_device(chip, chip.ici_bandwidth or 0) / 2) if program.sent_bytes else 0.0
-    return Roofline(
-        program.flops / _per_device(chip, chip.bf16_flops), program.bytes / _per_device(chip, chip.hbm_bandwidth), ici
-    )
+    return bound_of(program.flops, program.bytes, program.sent_bytes, part)
 
 
-def _per_device(chip: Chip, of_chip: float) -> float:
-    return of_chip / chip.devices
+def bound_of(flops: float, hbm_bytes: float, sent_bytes: float, part: Slice) -> Roofline:
+    """The bound of what one device computes, moves and sends; links that are not published cost nothing."""
+    chip, per = part.chip, part.chip.devices
+    link = (part.ici_bandwidth or float("inf")) / 2
+    return Roofline(flops * per / chip.bf16_flops, hbm_bytes * per / chip.hbm_bandwidth, sent_bytes * per / link)
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def estimate(
         efficiency: share of the bound's speed that is reached.
     """
     total = sum(count for count, _ in shapes) or 1
-    bounds = [(count / total, roofline(program, part.chip)) for count, program in shapes]
+    bounds = [(count / total, roofline(program, part)) for count, program in shapes]
     mean = Roofline(
         *(sum(share * getattr(bound, name) for share, bound in bounds) for name in ("compute", "hbm", "ici"))
     )

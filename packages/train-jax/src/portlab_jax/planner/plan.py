@@ -1,6 +1,7 @@
 """A recipe on a slice: compiled in a process of its own, priced, and what to change if it does not fit."""
 
 import json
+import logging
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,8 @@ from portlab_spec.files import read_json
 from portlab_spec.hardware import Slice
 from portlab_spec.prices import Price
 from portlab_spec.recipe import Recipe
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -102,9 +105,11 @@ def compile_job(job: Job) -> Result:
         command = [sys.executable, "-m", "portlab_jax.planner.worker", str(question), str(answer)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if not answer.is_file():
-            lines = [line for line in done.stderr.splitlines() if line.strip()]
+            log.debug("%s", done.stderr)
+            lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no message"]
+            telling = next((line for line in lines if "Check failed" in line), lines[-1])
             raise CheckFailed(
-                f"the compiler stopped with exit code {done.returncode} ({lines[-1] if lines else 'no message'})",
+                f"the compiler stopped with exit code {done.returncode} ({telling.strip()})",
                 where=job.slice,
                 fix="It may have run out of memory (a large model takes 12 GiB); --debug shows all it said",
             )

@@ -12,6 +12,7 @@ from portlab_jax.planner.costs import count
 from portlab_jax.planner.hlo import parse
 from portlab_spec.report import peak_rss_bytes
 
+_SIZE = r"([\d.]+)([KMGT]?)i?B?"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -143,8 +144,13 @@ def describe(compiled: Any, lower_seconds: float, compile_seconds: float) -> Pro
 
 
 def read_shortage(message: str) -> tuple[int, int, tuple[Buffer, ...]] | None:
-    """What the compiler says when a program is too large: bytes needed, bytes there are, largest allocations."""
-    found = re.search(r"Used ([\d.]+)([KMGT]?)i?B? of ([\d.]+)([KMGT]?)i?B? hbm", message)
+    """What the compiler says when a program is too large: bytes needed, bytes there are, largest allocations.
+
+    One of its two messages counts temporaries alone: then more is needed than it says.
+    """
+    found = re.search(rf"Used {_SIZE} of {_SIZE} hbm", message) or re.search(
+        rf"total memory required for .*?\({_SIZE}\) exceeds available HBM \({_SIZE}\)", message
+    )
     if found is None:
         return None
     needed, limit = (int(float(found[i]) * _UNITS[found[i + 1]]) for i in (1, 3))

@@ -163,7 +163,7 @@ class InferencePlan:
     @property
     def roofline(self) -> Roofline | None:
         """Its bound; None if it does not fit."""
-        return roofline(self.program, self.part.chip) if self.program.fits else None
+        return roofline(self.program, self.part) if self.program.fits else None
 
     @property
     def seconds(self) -> float | None:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from portlab_jax.planner.analytic import Analytic, analyse
+from portlab_jax.planner.estimate import bound_of
 from portlab_jax.planner.training import batches_of, draw
 from portlab_jax.planner.workload import Workload
 from portlab_jax.setup import Blueprint
@@ -117,11 +118,7 @@ def _analyse(drawn: Blueprint, recipe: Recipe, work: Workload) -> Analytic:
 
 def lower_bound(analytic: Analytic, part: Slice) -> float:
     """Seconds that a step takes at least, by the analytic counts."""
-    chip, per = part.chip, part.chip.devices
-    compute = analytic.total_flops / (chip.bf16_flops / per)
-    hbm = analytic.traffic / (chip.hbm_bandwidth / per)
-    ici = analytic.sent / ((chip.ici_bandwidth or float("inf")) / 2 / per)
-    return max(compute, hbm, ici)
+    return bound_of(analytic.total_flops, analytic.traffic, analytic.sent, part).seconds
 
 
 def within(candidates: Sequence[Candidate], part: Slice, margin: float = 1.25) -> list[Candidate]:
