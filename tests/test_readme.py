@@ -82,6 +82,13 @@ def test_figures_in_the_docs_come_from_committed_results():
     step = json.loads((ROOT / "bench/results/bench_step.json").read_text())
     for name, ratio in step["ratios"].items():
         assert f"{ratio:.1f}x" in text, name
+    train = json.loads((ROOT / "bench/results/bench_train.json").read_text())
+    for name, figures in train["figures"].items():
+        rows, contender = name.split(": ")
+        shown = f"| {rows} | {contender} | {figures['examples_per_second']:.2f} |"
+        assert shown in text and f"{figures['peak_memory_bytes'] / 2**30:.2f} |" in text.partition(shown)[2], name
+    for name, ratio in train["ratios"].items():
+        assert f"{ratio:.2f}" in text or f"{ratio:.1f}" in text, name
     seeds = json.loads((ROOT / "bench/results/seeds.json").read_text())
     assert f"{seeds['mean_after']['call_exact']:.1%}" in text
     for report in seeds["reports"]:

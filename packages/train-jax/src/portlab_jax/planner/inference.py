@@ -81,8 +81,8 @@ def compile_prefill(
         context: tokens of each.
     """
     mesh = _mesh(recipe, config, part, devices, batch)
-    wide = recipe.model_copy(update={"batch_size": batch, "max_length": context + 1})
-    rows = made_up(wide, config, context + 1, 1).rows
+    # Logits are taken one token early, so that a prompt is a training row; that changes no count.
+    rows = made_up(recipe.model_copy(update={"batch_size": batch, "max_length": context}), config, context, 1).rows
     packing = Packing(groups=mesh.groups, window=config.window, share_prefix=False, max_row_length=_multiple(context))
     layout = plan([[*rows]], packing, min_block=128, max_chunk=512).layout(0)
     attention = choose_attention(
@@ -147,7 +147,7 @@ def compile_decode(
 
         caches = {stack.name: cache(stack) for stack in config.stacks if not stack.kind.shares_kv}
 
-        def rows(shape: tuple[int, ...], kind: Any) -> jax.ShapeDtypeStruct:
+        def rows(shape: tuple[int, ...], kind: Any) -> Any:
             return jax.ShapeDtypeStruct(shape, kind, sharding=mesh.row_sharding(shape, 0))
 
         slots = Slots(rows((batch, context), jnp.int32), rows((batch, context), jnp.bool_))
