@@ -14,23 +14,22 @@ One compilation at a time. Compile seconds are those of this machine, whatever e
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from peers.compile_job import ENVIRONMENT, CompileJob, read_job, write_job
-from portlab_jax.planner.costs import count
 from portlab_jax.planner.estimate import bound_of
-from portlab_jax.planner.hlo import parse
 from portlab_jax.planner.plan import compile_job
-from portlab_jax.planner.program import Program, read_shortage
+from portlab_jax.planner.program import Program, describe
 from portlab_jax.planner.records import Job
 from portlab_spec.errors import CheckFailed, UserError
+from portlab_spec.files import read_json
 from portlab_spec.hardware import parse_slice
 from portlab_spec.recipe import Lora, Recipe
 from result_file import write_result
@@ -49,7 +48,9 @@ DIFFERS = (
     "Tunix gathers no logits: every position has its own, whatever the targets are",
     "Tunix accumulates by calling a step of some of the rows, whose gradients wait in HBM: its FLOPs, bytes and sent "
     "bytes are those of a call times the calls; ours is one program for all rows",
-    "ours attends with a Pallas kernel (splash), Tunix with a mask and XLA's softmax",
+    "Tunix makes logits and their log-softmax in bfloat16; ours are float32, whose bytes are twice as many",
+    "ours attends with a Pallas kernel (splash), which computes scores again in the backward pass and skips blocks in "
+    "which the mask leaves nothing; Tunix with a mask and XLA's softmax over every pair",
 )
 COMPARED = {
     "peak HBM": "peak_hbm_bytes",
@@ -122,7 +123,10 @@ def tunix(case: Case, setting: Setting, folder: Path, python: Path) -> Figures:
             raise CheckFailed(
                 f"Tunix's step was not compiled (exit code {done.returncode})", where=folder.name, fix="See above"
             )
-    return read_tunix(folder, calls=setting.accumulate)
+    return figures_of(read_tunix(folder), setting.accumulate) | {
+        "trained_values": read_json(folder / "parameters.json", "parameters")["adapter"],
+        "versions": read_json(folder / "versions.json", "versions"),
+    }
 
 
 def is_done(folder: Path, job: CompileJob) -> bool:
@@ -133,38 +137,39 @@ def is_done(folder: Path, job: CompileJob) -> bool:
     return refused or (folder / "cost.json").is_file()
 
 
-def read_tunix(folder: Path, calls: int) -> Figures:
-    """Figures of a step that the peer compiled, of which an update takes so many calls."""
+class PeerProgram:
+    """What the peer left of a compiled program, with the methods of `jax.stages.Compiled` that describe one."""
 
-    def read(name: str) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
-        return content
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
-    seconds = read("seconds")
-    about = {
-        "lower_seconds": seconds["lower"],
-        "compile_seconds": seconds["compile"],
-        "versions": read("versions"),
-        "trained_values": read("parameters")["adapter"],
-    }
+    def memory_analysis(self) -> SimpleNamespace:
+        """As XLA names it."""
+        sizes = read_json(self._folder / "memory.json", "memory")
+        peak = sizes.pop("peak")
+        return SimpleNamespace(
+            **{f"{kind}_size_in_bytes": size for kind, size in sizes.items()}, peak_memory_in_bytes=peak
+        )
+
+    def cost_analysis(self) -> dict[str, float]:
+        """As XLA counts, loops once."""
+        return read_json(self._folder / "cost.json", "costs")
+
+    def as_text(self) -> str:
+        """Optimised HLO."""
+        return (self._folder / "compiled.hlo.txt").read_text()
+
+
+def read_tunix(folder: Path) -> Program:
+    """The program that the peer compiled, read as one of ours would be.
+
+    Raises:
+        CheckFailed: it does not fit.
+    """
     if (folder / "refused.txt").is_file():
-        needed, limit, _ = read_shortage((folder / "refused.txt").read_text()) or (None, None, ())
-        return {"fits": False, "peak_hbm_bytes": needed, "limit": limit, **about}
-    memory = read("memory")
-    # As `portlab_jax.planner.program.describe` has it for ours.
-    output = max(memory["output"] - memory["alias"], 0)
-    parts = memory["argument"], memory["temp"], output, memory["generated_code"]
-    costs = count(parse((folder / "compiled.hlo.txt").read_text()))
-    return {
-        "fits": True,
-        **memory_figures(max(memory["peak"], sum(parts)), *parts),
-        **cost_figures(calls * costs.flops, calls * costs.bytes, calls * costs.sent_bytes),
-        "calls": calls,
-        "collectives": {kind: calls * runs for kind, runs in costs.collectives.items()},
-        "uncounted_kernels": dict(costs.kernels),
-        "unknown_loops": costs.unknown_loops,
-        **about,
-    }
+        raise CheckFailed("Tunix's step does not fit", where=folder.name, fix="Choose another setting for it in CASES")
+    seconds = read_json(folder / "seconds.json", "seconds")
+    return describe(PeerProgram(folder), seconds["lower"], seconds["compile"])
 
 
 def portlab(case: Case, setting: Setting, supervised: int, mesh: dict[str, int]) -> Figures:
@@ -193,50 +198,39 @@ def portlab(case: Case, setting: Setting, supervised: int, mesh: dict[str, int])
         raise CheckFailed(result.error, where=case.model, fix="See CASES in bench/bench_plan.py")
     (shape,) = result.programs["shapes"]
     program = Program.from_json(shape["program"])
-    about = {
+    if not program.fits:
+        raise CheckFailed("our step does not fit", where=case.model, fix="Choose another setting in CASES")
+    return figures_of(program, 1) | {
         "mesh": result.programs["mesh"],
         "attention": shape["attention"],
         "token_positions": shape["positions"],
         "logit_positions": shape["slots"],
-        "lower_seconds": program.lower_seconds,
-        "compile_seconds": program.compile_seconds,
         "versions": result.versions,
     }
-    if program.memory is None:
-        return {"fits": False, "peak_hbm_bytes": program.needed, "limit": program.limit, **about}
-    memory = program.memory
-    return {
-        "fits": True,
-        **memory_figures(program.needed, memory.arguments, memory.temporaries, memory.output, memory.code),
-        **cost_figures(program.flops, program.bytes, program.sent_bytes),
-        "calls": 1,
-        "collectives": program.collectives,
-        "uncounted_kernels": program.kernels,
-        "unknown_loops": program.unknown_loops,
-        **about,
-    }
 
 
-def memory_figures(peak: int, arguments: int, temporaries: int, output: int, code: int) -> Figures:
-    """Bytes of HBM of a device."""
-    return {
-        "peak_hbm_bytes": peak,
-        "argument_bytes": arguments,
-        "temporary_bytes": temporaries,
-        "output_bytes": output,
-        "code_bytes": code,
-    }
-
-
-def cost_figures(flops: float, hbm_bytes: float, sent: float) -> Figures:
-    """What a device computes and moves for one update, and the bound on its seconds that follows."""
+def figures_of(program: Program, calls: int) -> Figures:
+    """A device's memory, and what it computes and moves for an update of so many calls of a program that fits."""
+    assert program.memory is not None
+    flops, hbm_bytes, sent = calls * program.flops, calls * program.bytes, calls * program.sent_bytes
     roof = bound_of(flops, hbm_bytes, sent, SLICE)
     return {
+        "calls": calls,
+        "peak_hbm_bytes": program.needed,
+        "argument_bytes": program.memory.arguments,
+        "temporary_bytes": program.memory.temporaries,
+        "output_bytes": program.memory.output,
+        "code_bytes": program.memory.code,
         "flops": flops,
         "hbm_bytes": hbm_bytes,
         "sent_bytes": sent,
         "bound_seconds": roof.seconds,
         "bound_by": roof.bound,
+        "collectives": {kind: calls * runs for kind, runs in program.collectives.items()},
+        "uncounted_kernels": program.kernels,
+        "unknown_loops": program.unknown_loops,
+        "lower_seconds": program.lower_seconds,
+        "compile_seconds": program.compile_seconds,
     }
 
 
@@ -252,16 +246,14 @@ def contenders(name: str, work: Path, python: Path) -> Iterator[tuple[str, str, 
 
 
 def ratios(figures: dict[str, dict[str, Figures]]) -> dict[str, float]:
-    """Ours over Tunix's, where both fit."""
-    found = {}
-    for where, by_name in figures.items():
-        peer = by_name["tunix"]
-        for name, ours in by_name.items():
-            if name == "tunix" or not (ours["fits"] and peer["fits"]):
-                continue
-            for what, key in COMPARED.items():
-                found[f"{where}: {what}, {name} / tunix"] = round(ours[key] / peer[key], 4)
-    return found
+    """Ours over Tunix's."""
+    return {
+        f"{where}: {what}, {name} / tunix": round(ours[key] / by_name["tunix"][key], 4)
+        for where, by_name in figures.items()
+        for name, ours in by_name.items()
+        if name != "tunix"
+        for what, key in COMPARED.items()
+    }
 
 
 def table(figures: dict[str, dict[str, Figures]]) -> list[str]:
@@ -273,14 +265,17 @@ def table(figures: dict[str, dict[str, Figures]]) -> list[str]:
     ]
     for where, by_name in figures.items():
         for name, f in by_name.items():
-            cells = [where, name, f"{f['peak_hbm_bytes'] / 2**30:.2f}" + ("" if f["fits"] else ", does not fit")]
-            if f["fits"]:
-                cells += [f"{f[key] / 2**30:.2f}" for key in ("argument_bytes", "temporary_bytes")]
-                cells += [f"{f['flops'] / 1e12:.2f}", f"{f['hbm_bytes'] / 1e9:.1f}", f"{f['sent_bytes'] / 1e9:.2f}"]
-                cells += [f"{f['bound_seconds'] * 1e3:.1f} ({f['bound_by']})"]
-            else:
-                cells += [""] * 6
-            cells += [f"{f['compile_seconds']:.0f}", f"{f['lower_seconds']:.0f}"]
+            cells = [
+                where,
+                name,
+                *(f"{f[key] / 2**30:.2f}" for key in ("peak_hbm_bytes", "argument_bytes", "temporary_bytes")),
+                f"{f['flops'] / 1e12:.2f}",
+                f"{f['hbm_bytes'] / 1e9:.1f}",
+                f"{f['sent_bytes'] / 1e9:.2f}",
+                f"{f['bound_seconds'] * 1e3:.1f} ({f['bound_by']})",
+                f"{f['compile_seconds']:.0f}",
+                f"{f['lower_seconds']:.0f}",
+            ]
             lines.append("| " + " | ".join(cells) + " |")
     return lines
 
