@@ -15,6 +15,7 @@ One compilation at a time. Compile seconds are those of this machine, whatever e
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -117,6 +118,7 @@ def tunix(case: Case, setting: Setting, folder: Path, python: Path) -> Figures:
     if not is_done(folder, job):
         if not python.exists():
             raise UserError("no interpreter for Tunix", where=str(python), fix="Make it: nox -s bench_tunix")
+        shutil.rmtree(folder, ignore_errors=True)  # what another job left would pass for this one's
         write_job(folder, job)
         done = subprocess.run([python, PEER, folder], env=os.environ | ENVIRONMENT, stdout=sys.stderr, check=False)
         if not is_done(folder, job):
