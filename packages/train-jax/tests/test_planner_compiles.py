@@ -2,6 +2,9 @@
 
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -80,3 +83,21 @@ def test_a_prefill_step_computes_each_token_once(model):
     pairs = (1024 // 512) * (1024 // 512 + 1) // 2 * 512 * 512
     head = 2 * 2 * 2048 * 256
     assert program.flops == pytest.approx(2 * 2 * 1024 * weights + 2 * 4 * pairs * 8 * 256 + head, rel=0.05)
+
+
+def test_jax_stays_usable_beside_the_compiler():
+    """Devices of a slice can be had, and what runs runs on the CPU; without any variable set, too."""
+    program = """
+from portlab_jax.planner import topology
+from portlab_spec.hardware import parse_slice
+topology.prepare_environment()
+print(len(topology.devices(parse_slice("v5e-8"))))
+import jax
+print(jax.devices()[0].platform, jax.jit(lambda x: x + 1)(1))
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    plain = "import jax; print(jax.devices()[0].platform, jax.jit(lambda x: x + 1)(1))"
+    for code, last in ((program, ["8", "cpu 2"]), (plain, ["cpu 2"])):
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=120)
+        assert done.stdout.split("\n")[:-1] == last

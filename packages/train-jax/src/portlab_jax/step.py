@@ -136,8 +136,23 @@ def supervised_hidden(weights: Weights, batch: Batch, options: StepOptions, drop
         remat=options.remat,
         dtype=options.dtype,
     )
-    g = jnp.arange(groups)[:, None]
-    return hidden.at[g, batch.slots].get(out_sharding=partition(("group", None, None), (groups, 1, 1)))
+    return pick_slots(hidden, batch.slots)
+
+
+def pick_slots(hidden: Array, slots: Array) -> Array:
+    """Hidden states (G, S, D) at slots (G, S) of (G, N, D), each group's by itself.
+
+    Written as one gather over all groups, its gradient would be a scatter that every device computes whole.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return _pick(hidden, slots)
+    rows, index = (partition(("group", *(None,) * (x.ndim - 1)), x.shape) for x in (hidden, slots))
+    picked = jax.shard_map(_pick, in_specs=(rows, index), out_specs=rows, check_vma=False)
+    return picked(shard(hidden, "group", None, None), shard(slots, "group", None))
+
+
+def _pick(hidden: Array, slots: Array) -> Array:
+    return jax.vmap(lambda rows, index: rows[index])(hidden, slots)
 
 
 def batch_sums(

@@ -219,9 +219,9 @@ class Module:
         """The line of source code that an instruction comes from, "" if it is not known."""
         found = re.search(r'source_file="([^"]*)"(?: source_line=(\d+))?', instruction.attributes)
         if found:
-            return f"{found[1]}:{found[2]}" if found[2] else found[1]
+            return _within_package(f"{found[1]}:{found[2]}" if found[2] else found[1])
         frame = re.search(r"stack_frame_id=(\d+)", instruction.attributes)
-        return self.sources.get(int(frame[1]), "") if frame else ""
+        return _within_package(self.sources.get(int(frame[1]), "")) if frame else ""
 
 
 def parse(text: str) -> Module:
@@ -322,6 +322,11 @@ def _array(match: re.Match[str]) -> Array:
         tuple(int(i) for i in order.split(",") if i),
         tuple(1 if t == "*" else int(t) for t in tile[1].split(",")) if tile else (),
     )
+
+
+def _within_package(source: str) -> str:
+    """A source line without the folder that its package is installed in."""
+    return re.sub(r"^.*/(?:site-packages|src)/", "", source)
 
 
 def _sources(tables: dict[str, dict[int, str]]) -> dict[int, str]:

@@ -22,7 +22,7 @@ from portlab_spec.hardware import Slice, parse_slice
 from portlab_spec.recipe import Recipe
 
 VERSIONS = ("jax", "jaxlib", "libtpu")
-FORMAT = 4  # raise it whenever what is read off a program changes: remembered ones are then compiled again
+FORMAT = 5  # raise it whenever what is read off a program changes: remembered ones are then compiled again
 
 
 class Remembered:
