@@ -110,6 +110,23 @@ def test_figures_in_the_docs_come_from_committed_results():
     assert f"{agree:,} of {compared:,} agree" in text
 
 
+def test_figures_of_planning_come_from_committed_results():
+    """And FLOPs read off compiled programs are those that the model table says, where every loop's rounds are known."""
+    import json
+
+    text = (ROOT / "docs" / "planning.md").read_text()
+    result = json.loads((ROOT / "bench/results/bench_slices.json").read_text())
+    for name, figures in result["figures"].items():
+        program = figures["shapes"][0]["program"]
+        ratio = result["ratios"][f"{name}: FLOPs, compiled / analytic"]
+        assert ratio == pytest.approx(1, rel=0.1 if program["unknown_loops"] else 0.02)
+        row = next(line for line in text.splitlines() if line.startswith(f"| {name} |"))
+        shown = (f"{figures['hbm_needed'] / 2**30:.2f} of ", f"{program['flops'] / 1e12:,.2f} | {ratio:.3f}")
+        assert all(part in row for part in shown)
+        assert program["compile_seconds"] < 600
+        assert program["peak_rss_bytes"] < 12 * 2**30
+
+
 def test_figures_of_grammars_and_parsers_come_from_committed_results():
     import json
 

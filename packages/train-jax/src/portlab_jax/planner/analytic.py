@@ -157,7 +157,7 @@ def sent_bytes(drawn: Blueprint, layout: Layout) -> float:
     """Bytes that a device sends in a step, by ring algorithms.
 
     fsdp gathers each weight forward, once more backward, and scatters gradients of what is trained; tp adds up two
-    activations per layer forward, two backward, and two more if layers run again; data adds up the gradients.
+    activations per layer forward, three backward, and two more if layers run again; data adds up the gradients.
     """
     config, shape = drawn.config, drawn.mesh.mesh.shape
     data, fsdp, tp = shape["data"], shape["fsdp"], shape["tp"]
@@ -170,8 +170,9 @@ def sent_bytes(drawn: Blueprint, layout: Layout) -> float:
     if full:
         sent += layout.accumulate * share * weights * 4 / size
     positions = layout.accumulate * layout.rows * layout.row_length
-    activation = positions * config.hidden_size * size
-    sent += config.num_hidden_layers * (4 + 2 * again) * 2 * (tp - 1) / tp * activation
+    # Sums over tp are of float32, and compiled programs hold five a layer rather than four.
+    activation = positions * config.hidden_size * 4
+    sent += config.num_hidden_layers * (5 + 2 * again) * 2 * (tp - 1) / tp * activation
     trained = sum(math.prod(leaf.shape) * 4 for leaf in jax.tree.leaves(abstract_state(drawn).adapter))
     groups = data * fsdp
     return sent + 2 * (groups - 1) / groups * trained / tp

@@ -106,6 +106,8 @@ def _times(count: int) -> str:
 
 def hours(value: float) -> str:
     """A duration for people."""
+    if value < 1 / 60:
+        return f"{value * 3600:.1f} s"
     if value < 1:
         return f"{value * 60:.1f} min"
     return f"{value:.1f} h"
