@@ -68,6 +68,7 @@ class TestBadUsage:
             (["--backend", "xla"], "--backend: the step of xla cannot be planned:"),
             (["--tries", "0"], "--tries: must be 1 or more"),
             (["--context", "0", "--infer", "decode"], "--context: must be 1 or more"),
+            (["--infer", "decode", "--png", "plan.png"], "--infer: goes with none of --search, --html and --png"),
             (["--slice"], "--slice: no slice is named"),
             (["--slice", "v5e-8", "--region", "atlantis"], "no price of v5e for"),
             (["--prices", "nowhere.json"], "nowhere.json"),

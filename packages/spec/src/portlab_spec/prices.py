@@ -5,8 +5,9 @@ from a stale one. Web articles are no source: they contradict every catalogue. A
 US dollars, without disks, traffic and taxes; of a virtual machine with eight GPUs, an eighth.
 
 The shipped records were collected in November 2026 from public transcripts of the pages that they name, each with the
-day on which it was made; for Google's TPU page two independent ones, of 2026-09-17 and -18, agree. No spot price of v5p
-and TPU7x bears a date, so there is none.
+day on which it was made. Of Google's TPU page there are two, of 2026-09-17 and -18, which agree on the on-demand prices
+of v5e, v6e and TPU7x; v5p, commitments and most regions rest on one. No spot price of v5p and TPU7x bears a date, so
+there is none.
 """
 
 import math

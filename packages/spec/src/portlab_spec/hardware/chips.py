@@ -1,7 +1,8 @@
-"""Accelerators: peaks, memory and links of one chip, from the makers' sheets.
+"""Accelerators: peaks, memory and links of one chip, as the makers publish them.
 
-Sheets read in November 2026. Where two disagree, Google's own page wins and the comment at the figure says what the
-others have. Peaks are dense: NVIDIA prints most of them with 2:4 sparsity, which doubles them.
+TPU: Google's pages, read in November 2026. Where two disagree, Google's own wins and the comment at the figure says
+what the others have. NVIDIA: the figures of the data sheets as they are widely quoted; the sheets themselves were not
+read. Peaks are dense: NVIDIA prints most of them with 2:4 sparsity, which doubles them.
 """
 
 import re

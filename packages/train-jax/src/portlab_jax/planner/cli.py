@@ -87,7 +87,7 @@ def main(args: list[str]) -> int:
             print(json.dumps([step.to_json() for step in steps], indent=2))
         else:
             display.show_inference(steps)
-        return 0
+        return 0 if any(step.program.fits for step in steps) else 1
     priced = {part.name: price_of(arguments, part) for part in parts}
     planned = runs.plan_all(wishes, parts, priced, search=arguments.search)
     if arguments.json:
@@ -127,6 +127,10 @@ def check(arguments: Arguments) -> None:
     for name in ("tries", "sequences", "context"):
         if getattr(arguments, name) < 1:
             raise UserError("must be 1 or more", where=f"--{name}")
+    if arguments.infer and (arguments.html or arguments.png or arguments.search):
+        raise UserError(
+            "goes with none of --search, --html and --png", where="--infer", fix="Use --json, or plan training"
+        )
 
 
 def price_of(arguments: Arguments, part: Slice) -> prices.Price | None:

@@ -17,7 +17,7 @@ from portlab_spec.hardware import Slice
 from portlab_spec.recipe import Recipe
 
 REMAT = ("none", "dots", "block")
-CHUNKS = (None, 128)
+CHUNKS = (None, 128, 2048)
 
 Changes = dict[str, Any]  # dotted recipe key -> value
 
