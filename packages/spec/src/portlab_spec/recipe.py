@@ -161,6 +161,11 @@ class Recipe(Section):
         "auto", description="compute type of the frozen base; auto is float32 on CPU, bfloat16 elsewhere"
     )
 
+    @property
+    def trains_control_rows(self) -> bool:
+        """Whether rows of the embedding are trained by themselves; full fine-tuning trains them all."""
+        return self.method == "lora" and self.lora.train_control_rows
+
     @field_validator("remat", mode="before")
     @classmethod
     def _name_the_policy(cls, value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Text to token ids and back, for any Gemma `tokenizer.json`."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -87,6 +87,12 @@ class Tokenizer:
             added[index]["content"] = name
             vocabulary[name] = index
         return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(state)), self._where)
+
+    def with_names_for(self, control_tokens: Collection[str]) -> "Tokenizer":
+        """This tokenizer, under Gemma 4's names if a format's control tokens are those and it does not know them."""
+        if self.knows(control_tokens) or GEMMA4_TOKENS.keys().isdisjoint(control_tokens):
+            return self
+        return self.renamed(GEMMA4_TOKENS)
 
     @property
     def vocab_size(self) -> int:

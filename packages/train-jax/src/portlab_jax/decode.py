@@ -260,19 +260,9 @@ def _generate(
     index = jnp.arange(width + new)[None, :]
     positions = p + jnp.where(index < width, index, lengths[:, None] + index - width)
     slots = Slots(positions, (index < width) & (index < lengths[:, None]))
-    caches = {}
-    for stack in config.stacks:
-        if not stack.kind.shares_kv:
-            shape = (len(stack.layers), batch, width + new, stack.kind.kv_heads, stack.kind.head_dim)
-            empty = shard(jnp.zeros(shape, dtype or weights.embedding.dtype), None, "group", None, "kv_heads", None)
-            caches[stack.name] = (empty, empty)
+    caches = empty_caches(config, batch, width + new, dtype or weights.embedding.dtype)
     run = functools.partial(run_rows, weights, config, options, dtype, prefix, p)
-
-    def pick(hidden: Array) -> Array:
-        loss = LossOptions(token_ids=options.token_ids, softcap=config.final_softcap)
-        logits = head_logits(hidden, weights.token_rows, weights.embedding, loss)
-        return jnp.argmax(shard(logits, "group", None), axis=-1).astype(jnp.int32)
-
+    pick = functools.partial(first_choice, weights, config, options)
     hidden, caches = run(slots, caches, prompts, jnp.int32(0))
     rows = shard(jnp.arange(batch), "group")
     last = hidden.at[rows, lengths - 1].get(out_sharding=partition(("group", None), (batch, 1)))
@@ -293,6 +283,24 @@ def _generate(
 
     *_, output, _, _ = jax.lax.while_loop(go_on, one, (jnp.int32(0), pick(last), done, output, slots, caches))
     return output
+
+
+def empty_caches(config: GemmaConfig, batch: int, slots: int, dtype: Any) -> dict[str, KV]:
+    """Keys and values (n, B, M, K, d) of every stack that has its own, all zero."""
+    caches = {}
+    for stack in config.stacks:
+        if not stack.kind.shares_kv:
+            shape = (len(stack.layers), batch, slots, stack.kind.kv_heads, stack.kind.head_dim)
+            empty = shard(jnp.zeros(shape, dtype), None, "group", None, "kv_heads", None)
+            caches[stack.name] = (empty, empty)
+    return caches
+
+
+def first_choice(weights: Weights, config: GemmaConfig, options: AdapterOptions, hidden: Array) -> Array:
+    """The likeliest next token, int32 (...), after final hidden states (..., D)."""
+    loss = LossOptions(token_ids=options.token_ids, softcap=config.final_softcap)
+    logits = head_logits(hidden, weights.token_rows, weights.embedding, loss)
+    return jnp.argmax(shard(logits, "group"), axis=-1).astype(jnp.int32)
 
 
 def run_rows(

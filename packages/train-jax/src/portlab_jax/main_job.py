@@ -27,7 +27,7 @@ from portlab_jax.compiled import use_compilation_cache
 from portlab_jax.decode import Decoder
 from portlab_jax.evaluate import Answers, evaluate, stop_ids
 from portlab_jax.export_full import export_full
-from portlab_jax.setup import Setup, initial_state, set_up
+from portlab_jax.setup import Setup, control_token_ids, initial_state, set_up
 from portlab_jax.step import TrainState
 from portlab_jax.trackers import require_trackers
 from portlab_jax.trainer import Trained, train
@@ -119,7 +119,7 @@ def run(recipe: Recipe, out: Path | None, say: Say) -> Outcome:
     monitored: list[Row] = []
     if recipe.eval_every:
         monitored = tokenize(data.monitored, data.fmt, tokenizer, recipe.max_length, policy=recipe.too_long)
-    setup = set_up(recipe, model, _token_ids(recipe, data.fmt, tokenizer))
+    setup = set_up(recipe, model, control_token_ids(recipe, data.fmt, tokenizer))
     folder = run_folder(recipe, out)
     with jax.set_mesh(setup.mesh.mesh):
         state = initial_state(setup)
@@ -228,12 +228,6 @@ def _load_data(recipe: Recipe) -> Data:
             )
     train = [c for c in conversations if c.split in recipe.train_splits]
     return Data(find_format(recipe.format), train, by_split[recipe.eval_split], by_split[recipe.monitor_split])
-
-
-def _token_ids(recipe: Recipe, fmt: Format, tokenizer: Tokenizer) -> tuple[int, ...]:
-    if recipe.method == "full" or not recipe.lora.train_control_rows:
-        return ()
-    return tuple(sorted(tokenizer.token_id(token) for token in fmt.added_tokens))
 
 
 def _fit(

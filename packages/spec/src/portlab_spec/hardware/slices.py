@@ -56,6 +56,11 @@ class Slice:
         return self.chips * self.chip.devices
 
     @property
+    def device_memory(self) -> int:
+        """Bytes that programs can have on one JAX device."""
+        return self.chip.usable_hbm_bytes // self.chip.devices
+
+    @property
     def hosts(self) -> int:
         """Virtual machines, each of which runs one process of the program."""
         return 1 if self.chips <= self.chip.chips_per_host else self.chips // _VM_CHIPS

@@ -11,8 +11,7 @@ from portlab_spec.data.bfcl import read_bfcl
 from portlab_spec.data.rows import BUILT_IN, Imported, Reject, import_rows, source_named
 from portlab_spec.errors import UserError
 from portlab_spec.formats import Format
-from portlab_spec.formats.gemma4 import Gemma4
-from portlab_spec.tokenizer import GEMMA4_TOKENS, Tokenizer
+from portlab_spec.tokenizer import Tokenizer
 from portlab_spec.tools import read_tools
 
 if TYPE_CHECKING:
@@ -104,7 +103,4 @@ def json_value(path: str) -> Any:
 
 def tokenizer_of(model: str, fmt: Format) -> Tokenizer:
     """The tokenizer of a model; a Gemma 3 one is given Gemma 4's names, which differ in nothing else."""
-    tokenizer = Tokenizer.load(resolve_model(model).path)
-    if isinstance(fmt, Gemma4) and not tokenizer.knows(fmt.control_tokens):
-        return tokenizer.renamed(GEMMA4_TOKENS)
-    return tokenizer
+    return Tokenizer.load(resolve_model(model).path).with_names_for(fmt.control_tokens)

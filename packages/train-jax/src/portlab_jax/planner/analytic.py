@@ -21,6 +21,7 @@ import jax
 from portlab_jax.attention.splash import computed_pairs
 from portlab_jax.packing import Layout
 from portlab_jax.setup import Blueprint, abstract_frozen, abstract_state, device_bytes
+from portlab_jax.step import TrainState
 from portlab_spec.models import GemmaConfig, LayerKind, Param, param_table
 
 RECOMPUTED = ("block", "offload")
@@ -55,7 +56,9 @@ class Analytic:
 
 def analyse(drawn: Blueprint, layout: Layout) -> Analytic:
     """Count a step. Call it under the mesh."""
-    return Analytic(flops(drawn, layout), memory(drawn, layout), traffic(drawn, layout), sent_bytes(drawn, layout))
+    state = abstract_state(drawn)
+    held, sent = memory(drawn, layout, state), sent_bytes(drawn, layout, state)
+    return Analytic(flops(drawn, layout), held, traffic(drawn, layout), sent)
 
 
 def flops(drawn: Blueprint, layout: Layout) -> dict[str, float]:
@@ -65,14 +68,14 @@ def flops(drawn: Blueprint, layout: Layout) -> dict[str, float]:
     positions = layout.accumulate * layout.rows * layout.row_length
     slots = layout.accumulate * layout.slots
     linear = 4 + 2 * full + 2 * again
+    heads = config.num_attention_heads / _ways(config.num_attention_heads, tp)
     attention = 0.0
     implementations = dict(drawn.for_layout(layout).attention)
     for kind in config.layers:
         implementation = implementations[kind.attention]
         per_pair = (14 if implementation.startswith("splash") else 10) + 4 * (1 + again)
-        # One row's scores are not kept whatever the policy: the tree kernel runs forward again.
         pairs = layout.accumulate * layout.rows * attended_pairs(layout, kind, implementation)
-        attention += per_pair * pairs * kind.head_dim * config.num_attention_heads / _cut(tp, config, kind)
+        attention += per_pair * pairs * kind.head_dim * heads
     rank_flops = 0 if full else 6 + 2 * again
     head = (4 + 2 * full) * slots * config.vocab_size * config.hidden_size / _ways(config.vocab_size, tp)
     return {
@@ -92,10 +95,9 @@ def attended_pairs(layout: Layout, kind: LayerKind, implementation: str) -> floa
     return float(length * listed * layout.block)
 
 
-def memory(drawn: Blueprint, layout: Layout) -> dict[str, float]:
+def memory(drawn: Blueprint, layout: Layout, state: TrainState) -> dict[str, float]:
     """Bytes by kind: what a device must hold when the step is fullest."""
     config, size = drawn.config, drawn.options.dtype.itemsize
-    state = abstract_state(drawn)
     positions = layout.rows * layout.row_length
     full, tp = drawn.options.full, drawn.mesh.mesh.shape["tp"]
     trained = device_bytes(state.adapter)
@@ -136,7 +138,7 @@ def traffic(drawn: Blueprint, layout: Layout) -> float:
 
 def _kept(config: GemmaConfig, kind: LayerKind, remat: str, tp: int) -> float:
     """Numbers that the backward pass keeps of a token in one layer, by the policies of `portlab_jax.remat`."""
-    heads = config.num_attention_heads * kind.head_dim / _cut(tp, config, kind)
+    heads = config.num_attention_heads * kind.head_dim / _ways(config.num_attention_heads, tp)
     kv = kind.kv_heads * kind.head_dim / _ways(kind.kv_heads, tp)
     mlp, d = kind.mlp / _ways(kind.mlp, tp), config.hidden_size
     kept = 2 * heads + 2 * kv + 2 * d + 2 * mlp  # products and what was attended
@@ -156,7 +158,7 @@ def _largest_layer(config: GemmaConfig) -> float:
     return max(stacks.values())
 
 
-def sent_bytes(drawn: Blueprint, layout: Layout) -> float:
+def sent_bytes(drawn: Blueprint, layout: Layout, state: TrainState) -> float:
     """Bytes that a device sends in a step, by ring algorithms.
 
     fsdp gathers each weight forward, once more backward, and scatters gradients of what is trained; tp adds up two
@@ -176,7 +178,7 @@ def sent_bytes(drawn: Blueprint, layout: Layout) -> float:
     # Sums over tp are of float32, and compiled programs hold five a layer rather than four.
     activation = positions * config.hidden_size * 4
     sent += config.num_hidden_layers * (5 + 2 * again) * 2 * (tp - 1) / tp * activation
-    trained = sum(math.prod(leaf.shape) * 4 for leaf in jax.tree.leaves(abstract_state(drawn).adapter))
+    trained = sum(math.prod(leaf.shape) * 4 for leaf in jax.tree.leaves(state.adapter))
     groups = data * fsdp
     return sent + 2 * (groups - 1) / groups * trained / tp
 
@@ -185,11 +187,6 @@ def _linear_bytes(param: Param, size: int) -> float:
     if not param.stack or len(param.dims) < 2:
         return 0.0
     return float(math.prod(param.shape) * param.count * size)
-
-
-def _cut(tp: int, config: GemmaConfig, kind: LayerKind) -> int:
-    """Ways in which heads are cut."""
-    return _ways(config.num_attention_heads, tp)
 
 
 def _ways(parts: int, ways: int) -> int:

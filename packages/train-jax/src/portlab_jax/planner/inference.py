@@ -5,30 +5,28 @@ kernels, paged cache and scheduler differ. Their FLOPs and bytes are what the ma
 roofline wants.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from portlab_jax.decode import Slots, run_rows
+from portlab_jax.decode import Slots, empty_caches, first_choice, run_rows
 from portlab_jax.lora import AdapterOptions
-from portlab_jax.loss import LossOptions, head_logits
-from portlab_jax.mesh import MeshPlan, partition, shard
+from portlab_jax.mesh import MeshPlan
 from portlab_jax.model import Inputs, Params, hidden_states, with_adapter
 from portlab_jax.packing import Packing, pack_batch, plan
-from portlab_jax.planner.program import Program
+from portlab_jax.planner.program import Compile, Program
 from portlab_jax.planner.workload import made_up
 from portlab_jax.setup import choose_attention, device_bytes
-from portlab_jax.step import PackedAttention, StepOptions
+from portlab_jax.step import PackedAttention, StepOptions, pick_slots
 from portlab_jax.weights import abstract_params
 from portlab_spec.hardware import Slice
 from portlab_spec.models import GemmaConfig, LayerKind
 from portlab_spec.recipe import Recipe
 
 Array = jax.Array
-Compile = Callable[..., Program]
 
 
 @dataclass(frozen=True)
@@ -80,10 +78,12 @@ def compile_prefill(
         batch: prompts.
         context: tokens of each.
     """
-    mesh = _mesh(recipe, config, part, devices, batch)
+    mesh = _mesh(recipe, part, devices, batch)
     # Logits are taken one token early, so that a prompt is a training row; that changes no count.
     rows = made_up(recipe.model_copy(update={"batch_size": batch, "max_length": context}), config, context, 1).rows
-    packing = Packing(groups=mesh.groups, window=config.window, share_prefix=False, max_row_length=_multiple(context))
+    packing = Packing(
+        groups=mesh.groups, window=config.window, share_prefix=False, max_row_length=-(-context // 128) * 128
+    )
     layout = plan([[*rows]], packing, min_block=128, max_chunk=512).layout(0)
     attention = choose_attention(
         recipe.attention,
@@ -103,9 +103,8 @@ def compile_prefill(
         inputs = Inputs(arrays.rows.tokens.reshape(groups, -1), arrays.rows.positions.reshape(groups, -1))
         attend = PromptAttention(arrays, options)
         hidden, caches = hidden_states(weights, config, options.adapter, inputs, attend, dtype=options.dtype)
-        at = jnp.arange(groups)[:, None], arrays.slots
-        last = hidden.at[at].get(out_sharding=partition(("group", None, None), (groups, 1, 1)))
-        return _first_choice(last, weights, config), caches
+        last = pick_slots(hidden, arrays.slots)
+        return first_choice(weights, config, options.adapter, last), caches
 
     with jax.set_mesh(mesh.mesh):
         params = abstract_params(config, jnp.bfloat16, mesh)
@@ -129,23 +128,17 @@ def compile_decode(
 
     Arguments as for `compile_prefill`. Every layer's cache has room for the whole context, sliding ones too.
     """
-    mesh = _mesh(recipe, config, part, devices, batch)
+    mesh = _mesh(recipe, part, devices, batch)
     dtype = jnp.dtype(jnp.bfloat16)
 
     def decode(params: Params, slots: Slots, caches: Any, tokens: Array, at: Array) -> tuple[Array, Any]:
         weights = with_adapter(params, {}, AdapterOptions())
         hidden, caches = run_rows(weights, config, AdapterOptions(), dtype, None, 0, slots, caches, tokens, at)
-        return _first_choice(hidden, weights, config), caches
+        return first_choice(weights, config, AdapterOptions(), hidden), caches
 
     with jax.set_mesh(mesh.mesh):
         params = abstract_params(config, dtype, mesh)
-
-        def cache(stack: Any) -> Any:
-            shape = (len(stack.layers), batch, context, stack.kind.kv_heads, stack.kind.head_dim)
-            empty = jax.eval_shape(lambda: shard(jnp.zeros(shape, dtype), None, "group", None, "kv_heads", None))
-            return empty, empty
-
-        caches = {stack.name: cache(stack) for stack in config.stacks if not stack.kind.shares_kv}
+        caches = jax.eval_shape(lambda: empty_caches(config, batch, context, dtype))
 
         def rows(shape: tuple[int, ...], kind: Any) -> Any:
             return jax.ShapeDtypeStruct(shape, kind, sharding=mesh.row_sharding(shape, 0))
@@ -158,19 +151,9 @@ def compile_decode(
     return InferenceProgram(dict(mesh.mesh.shape), batch, context, kinds, program)
 
 
-def _first_choice(hidden: Array, weights: Any, config: GemmaConfig) -> Array:
-    loss = LossOptions(softcap=config.final_softcap)
-    logits = head_logits(hidden, None, weights.embedding, loss)
-    return jnp.argmax(shard(logits, "group"), axis=-1).astype(jnp.int32)
-
-
-def _mesh(recipe: Recipe, config: GemmaConfig, part: Slice, devices: Sequence[Any], batch: int) -> MeshPlan:
+def _mesh(recipe: Recipe, part: Slice, devices: Sequence[Any], batch: int) -> MeshPlan:
     """Serving cuts heads first: every device works on every token, which is what latency asks for."""
     sizes = recipe.mesh
     if sizes.tp is None and sizes.fsdp is None and sizes.data is None:
         sizes = sizes.model_copy(update={"data": 1, "fsdp": 1, "tp": part.devices})
-    return MeshPlan.create(sizes, devices, rows=batch, memory=part.chip.usable_hbm_bytes // part.chip.devices)
-
-
-def _multiple(length: int) -> int:
-    return -(-length // 128) * 128
+    return MeshPlan.create(sizes, devices, rows=batch, memory=part.device_memory)

@@ -6,8 +6,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ class Planned:
     price: Price | None = None
     advice: tuple[tuple[str, float], ...] = ()
 
-    @property
+    @cached_property
     def shapes(self) -> list[tuple[int, Program]]:
         """Steps and program of each shape of the step."""
         shapes = self.result.programs.get("shapes", [])
@@ -65,7 +66,7 @@ class Planned:
     def usable(self) -> int:
         """Bytes of HBM of a device that programs can have."""
         limits = [program.limit for _, program in self.shapes if program.limit]
-        return limits[0] if limits else self.part.chip.usable_hbm_bytes // self.part.chip.devices
+        return limits[0] if limits else self.part.device_memory
 
     def to_json(self) -> dict[str, Any]:
         """Everything about a plan, for machines. `evidence` says which figures are compiled and which modelled."""
@@ -136,4 +137,4 @@ def plan(job: Job, part: Slice, price: Price | None, changes: Mapping[str, Any] 
     guess = estimate(
         planned.shapes, part, rows=programs["rows"], tokens=programs["tokens"], steps=recipe.steps, price=price
     )
-    return Planned(part, recipe, planned.result, planned.changes, guess, price)
+    return replace(planned, estimate=guess)

@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -87,6 +88,9 @@ class Program:
         """The inverse of `to_json`."""
         memory = ProgramMemory(**raw["memory"]) if raw["memory"] else None
         return Program(**{**raw, "memory": memory, "largest": tuple(Buffer(**b) for b in raw["largest"])})
+
+
+Compile = Callable[..., Program]  # from a jitted function and its abstract arguments
 
 
 def lower(function: Any, *args: Any) -> tuple[Any, float]:

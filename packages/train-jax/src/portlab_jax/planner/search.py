@@ -11,7 +11,6 @@ from portlab_jax.planner.analytic import Analytic, analyse
 from portlab_jax.planner.estimate import bound_of
 from portlab_jax.planner.training import batches_of, draw
 from portlab_jax.planner.workload import Workload
-from portlab_jax.setup import Blueprint
 from portlab_spec.errors import UserError
 from portlab_spec.hardware import Slice
 from portlab_spec.recipe import Recipe
@@ -96,24 +95,20 @@ def rank(
         devices: of the slice.
         wanted: settings to look at.
     """
+    # Variants take the same batches, and the first stand for all, since batches are drawn alike.
+    batches = list(itertools.islice(batches_of(recipe, work), 4))
     found = []
     for changes in wanted:
         variant = changed(recipe, changes)
         try:
             drawn = draw(variant, work, part, devices)
             with jax.set_mesh(drawn.mesh.mesh):
-                analytic = _analyse(drawn, variant, work)
+                plan = drawn.plan(batches, accumulate=variant.accumulate)
+                analytic = analyse(drawn, plan.layout(0))
         except UserError:
             continue
         found.append(Candidate(dict(changes), lower_bound(analytic, part), analytic.total_memory, analytic))
     return sorted(found, key=lambda candidate: candidate.seconds)
-
-
-def _analyse(drawn: Blueprint, recipe: Recipe, work: Workload) -> Analytic:
-    # The first steps stand for all: batches are drawn alike.
-    batches = [batches_of(recipe, work)[i] for i in range(min(4, len(batches_of(recipe, work))))]
-    plan = drawn.plan(batches, accumulate=recipe.accumulate)
-    return analyse(drawn, plan.layout(0))
 
 
 def lower_bound(analytic: Analytic, part: Slice) -> float:
@@ -123,8 +118,7 @@ def lower_bound(analytic: Analytic, part: Slice) -> float:
 
 def within(candidates: Sequence[Candidate], part: Slice, margin: float = 1.25) -> list[Candidate]:
     """Candidates whose memory may fit; the analytic figure may be off by the margin."""
-    usable = part.chip.usable_hbm_bytes / part.chip.devices
-    return [candidate for candidate in candidates if candidate.memory <= margin * usable]
+    return [candidate for candidate in candidates if candidate.memory <= margin * part.device_memory]
 
 
 def without_repeats(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -1,7 +1,7 @@
 """The training step of a recipe, compiled for a slice: the very program that `train-jax` would run there."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,14 +9,12 @@ import jax
 
 from portlab_jax.packing import BatchOrder, Layout, Plan, pack_batch
 from portlab_jax.planner.analytic import Analytic, analyse
-from portlab_jax.planner.program import Program
-from portlab_jax.planner.workload import Workload, first_batch
+from portlab_jax.planner.program import Compile, Program
+from portlab_jax.planner.workload import Workload
 from portlab_jax.setup import Blueprint, abstract_frozen, abstract_state, device_bytes, draw_up, jit_step
 from portlab_spec.data.tokens import Row
 from portlab_spec.hardware import Slice
 from portlab_spec.recipe import Recipe
-
-Compile = Callable[..., Program]
 
 
 @dataclass(frozen=True)
@@ -60,8 +58,7 @@ class TrainingPrograms:
 
 def draw(recipe: Recipe, work: Workload, part: Slice, devices: Sequence[Any]) -> Blueprint:
     """Decide on a mesh and what is trained, as training on the slice would."""
-    memory = part.chip.usable_hbm_bytes // part.chip.devices
-    return draw_up(recipe, work.config, work.token_ids, devices, memory)
+    return draw_up(recipe, work.config, work.token_ids, devices, part.device_memory)
 
 
 def compile_training(
@@ -99,7 +96,7 @@ def compile_training(
 def batches_of(recipe: Recipe, work: Workload) -> Sequence[Sequence[Row]]:
     """The batches of a run in order; of made-up rows, one stands for all."""
     if work.assumed:
-        return [first_batch(work.rows, recipe.batch_size)]
+        return [work.rows]
     return BatchOrder(work.rows, recipe.batch_size, recipe.steps, recipe.seed, group_by_prefix=recipe.group_by_prefix)
 
 

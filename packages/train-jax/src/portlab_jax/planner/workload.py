@@ -1,11 +1,11 @@
 """What a run computes: its model and its rows, without weights and without a network."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from portlab_jax.setup import control_token_ids
 from portlab_spec.assets import default_model
 from portlab_spec.data import load_dataset
 from portlab_spec.data.tokens import Row, tokenize
@@ -14,7 +14,7 @@ from portlab_spec.formats import Format, find_format
 from portlab_spec.models import GemmaConfig
 from portlab_spec.models.published import published_config, published_models
 from portlab_spec.recipe import Recipe
-from portlab_spec.tokenizer import GEMMA4_TOKENS, TOKENIZER_FILE, Tokenizer
+from portlab_spec.tokenizer import TOKENIZER_FILE, Tokenizer
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,7 @@ def find_workload(recipe: Recipe, *, length: int | None = None, supervised: int 
     rows = tokenize(chosen, fmt, tokenizer, recipe.max_length, policy=recipe.too_long)
     if not rows:
         raise UserError("there are no training rows", where=recipe.data, fix="Look at train_splits and max_length")
-    adapted = recipe.method == "lora" and recipe.lora.train_control_rows
-    token_ids = tuple(sorted(tokenizer.token_id(t) for t in fmt.added_tokens)) if adapted else ()
+    token_ids = control_token_ids(recipe, fmt, tokenizer)
     return Workload(config, tuple(rows), token_ids, f"{len(rows)} rows of {recipe.data}", assumed=False)
 
 
@@ -110,10 +109,9 @@ def made_up(recipe: Recipe, config: GemmaConfig, length: int, supervised: int) -
     tokens = np.random.default_rng(0).integers(8, config.vocab_size, (recipe.batch_size, length))
     loss = (False,) * (length - supervised) + (True,) * supervised
     rows = tuple(Row(f"row {i}", tuple(ids), loss) for i, ids in enumerate(tokens.tolist()))
-    fmt = find_format(recipe.format)
-    adapted = recipe.method == "lora" and recipe.lora.train_control_rows
     # Which rows of the embedding are trained does not matter, only how many.
-    token_ids = tuple(range(8, 8 + len(fmt.added_tokens))) if adapted else ()
+    trained = len(find_format(recipe.format).added_tokens) if recipe.trains_control_rows else 0
+    token_ids = tuple(range(8, 8 + trained))
     source = f"rows of {length} tokens, {supervised} of them targets, that share nothing"
     return Workload(config, rows, token_ids, source, assumed=True)
 
@@ -124,10 +122,5 @@ def find_tokenizer(model: str, fmt: Format) -> Tokenizer:
     All Gemma 3 and 4 tokenizers split text alike and differ in the names of control tokens.
     """
     folder = Path(model)
-    tokenizer = Tokenizer.load(folder if (folder / TOKENIZER_FILE).is_file() else default_model().path)
-    return tokenizer if tokenizer.knows(fmt.control_tokens) else tokenizer.renamed(GEMMA4_TOKENS)
-
-
-def first_batch(rows: Sequence[Row], size: int) -> list[Row]:
-    """So many rows, from the start again when they run out."""
-    return [rows[i % len(rows)] for i in range(size)]
+    folder = folder if (folder / TOKENIZER_FILE).is_file() else default_model().path
+    return Tokenizer.load(folder).with_names_for(fmt.control_tokens)
