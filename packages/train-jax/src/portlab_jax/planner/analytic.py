@@ -129,11 +129,8 @@ def traffic(drawn: Blueprint, layout: Layout) -> float:
     positions = layout.accumulate * layout.rows * layout.row_length
     weights = layout.accumulate * drawn.size.linears * size / tp
     activations = positions * sum(2 * _kept(config, kind, "none", tp) for kind in config.layers) * size
-    # Float32 logits are written and read about twice; each chunk of them reads the embedding forward and backward.
-    vocabulary = config.vocab_size / _ways(config.vocab_size, tp)
-    logits = layout.slots * vocabulary * 4 * 4
-    table = layout.slots / layout.chunk * 2 * vocabulary * config.hidden_size * size
-    return passes * (weights + activations) + layout.accumulate * (logits + table)
+    logits = layout.accumulate * layout.slots * config.vocab_size / _ways(config.vocab_size, tp) * 4 * 4
+    return passes * (weights + activations) + logits
 
 
 def _kept(config: GemmaConfig, kind: LayerKind, remat: str, tp: int) -> float:

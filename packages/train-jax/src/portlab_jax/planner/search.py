@@ -16,7 +16,7 @@ from portlab_spec.hardware import Slice
 from portlab_spec.recipe import Recipe
 
 REMAT = ("none", "dots", "block")
-CHUNKS = (None, 128, 2048)
+CHUNKS = (None, 128)
 
 Changes = dict[str, Any]  # dotted recipe key -> value
 
