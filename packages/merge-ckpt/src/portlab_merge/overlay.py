@@ -1,15 +1,7 @@
-"""Merge: the base's files again, with the planned tensors updated and every other byte unchanged.
+"""Merge: the base's files again, with the planned tensors updated and every other byte unchanged."""
 
-Each weights file is read once and written once, in the order of its bytes: threads read and compute blocks,
-the writer appends them, and the digests of both files are taken on the way. Nothing but the adapter and a few
-blocks is ever in memory.
-"""
-
-import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -17,28 +9,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from portlab_merge.arithmetic import (
-    ChangeStats,
-    LowRankUpdate,
-    RowReplacement,
-    Update,
-    convert,
-    rows_per_block,
-    update_block,
-)
+from portlab_merge.arithmetic import LowRankUpdate, RowReplacement, Update
 from portlab_merge.base_model import index_bytes
-from portlab_merge.pipeline import BackgroundSha256, in_order
 from portlab_merge.plan import FLOATS, Plan, refuse_overlap
+from portlab_merge.streaming import MergedFile, Progress, merge_file
 from portlab_spec.errors import UserError
 from portlab_spec.files import new_folder, require_free_space, write_bytes, write_json
 from portlab_spec.safetensors_file import INDEX_FILE
-from portlab_spec.safetensors_header import Header, TensorInfo, encode_header, lay_out
+from portlab_spec.safetensors_header import Header, encode_header, lay_out
 
 Dtype = Literal["keep", "float32", "bfloat16"]
-Progress = Callable[[int], None]  # called with the number of base bytes that are done
 
 MANIFEST = "merge_manifest.json"
-COPY_BYTES = 4 << 20
 OUTPUT_DTYPES: dict[str, str] = {"float32": "F32", "bfloat16": "BF16"}
 
 
@@ -85,7 +67,7 @@ def merge(plan: Plan, out: Path, options: MergeOptions, progress: Progress = lam
     with new_folder(out) as staging:
         for name, header in base.shards.items():
             source = base.folder / name
-            shard = _merge_file(source, header, staging / name, layouts[name], updates, options.threads, progress)
+            shard = merge_file(source, header, staging / name, layouts[name], updates, options.threads, progress)
             if shard.base_sha256 != checkpoint.metadata.base.files_sha256[name]:
                 raise UserError(
                     f"wrong base: its sha256 is {shard.base_sha256}, the run was trained on "
@@ -134,112 +116,8 @@ def planned_updates(plan: Plan, scale: float) -> dict[str, Update]:
     return updates
 
 
-@dataclass(frozen=True)
-class _MergedFile:
-    base_sha256: str
-    sha256: str
-    stats: dict[str, ChangeStats]
-
-
-@dataclass(frozen=True)
-class _Block:
-    """A range of the base's data in one tensor: whole rows of a matrix if it is updated, else any whole elements."""
-
-    tensor: TensorInfo
-    target: str
-    start: int
-    end: int
-    first_row: int
-    update: Update | None
-
-
-def _blocks(header: Header, layout: Header, updates: dict[str, Update]) -> Iterator[_Block]:
-    for tensor, output in zip(header.tensors, layout.tensors, strict=True):
-        update = updates.get(tensor.name)
-        if update is None:
-            for start in range(tensor.start, tensor.end, COPY_BYTES):
-                yield _Block(tensor, output.dtype, start, min(start + COPY_BYTES, tensor.end), 0, None)
-            continue
-        rows, columns = tensor.shape[-2:]
-        row_bytes = tensor.nbytes // math.prod(tensor.shape[:-1])
-        size = row_bytes * rows_per_block(columns)
-        for matrix in range(tensor.start, tensor.end, row_bytes * rows):
-            end = matrix + row_bytes * rows
-            for start in range(matrix, end, size):
-                first_row = (start - tensor.start) // row_bytes
-                yield _Block(tensor, output.dtype, start, min(start + size, end), first_row, update)
-
-
-def _merge_file(
-    source: Path,
-    header: Header,
-    destination: Path,
-    layout: Header,
-    updates: dict[str, Update],
-    threads: int,
-    progress: Progress,
-) -> _MergedFile:
-    stats: dict[str, ChangeStats] = {}
-    with (
-        source.open("rb", buffering=0) as base,
-        destination.open("xb", buffering=0) as output,
-        BackgroundSha256() as base_digest,
-        BackgroundSha256() as output_digest,
-    ):
-
-        def work(block: _Block) -> tuple[_Block, bytes, bytes, ChangeStats | None]:
-            raw = _read(base.fileno(), header.data_start + block.start, block.end - block.start, source)
-            return block, raw, *_compute(block, raw)
-
-        def write(data: bytes) -> None:
-            output_digest.update(data)
-            _write(output.fileno(), data, destination)
-
-        base_digest.update(_read(base.fileno(), 0, header.data_start, source))
-        write(encode_header(layout.tensors, layout.metadata))
-        with closing(in_order(work, _blocks(header, layout, updates), threads)) as results:
-            for block, raw, data, change in results:
-                base_digest.update(raw)
-                write(data)
-                if change is not None:
-                    stats[block.tensor.name] = stats.get(block.tensor.name, ChangeStats()) + change
-                progress(len(raw))
-        return _MergedFile(base_digest.hexdigest(), output_digest.hexdigest(), stats)
-
-
-def _compute(block: _Block, raw: bytes) -> tuple[bytes, ChangeStats | None]:
-    tensor = block.tensor
-    if block.update is None:
-        return convert(raw, tensor.dtype, block.target), None
-    try:
-        return update_block(raw, tensor.shape[-1], block.first_row, block.update, tensor.dtype, block.target)
-    except FloatingPointError as error:
-        raise UserError(
-            f"{tensor.name} is {error}",
-            where=f"rows from {block.first_row}",
-            fix="Try --dtype float32, or another step",
-        ) from None
-
-
-def _read(handle: int, offset: int, size: int, path: Path) -> bytes:
-    data = os.pread(handle, size, offset)
-    if len(data) != size:
-        raise UserError("became shorter while it was read", where=str(path), fix="Run again on a base at rest")
-    return data
-
-
-def _write(handle: int, data: bytes, path: Path) -> None:
-    view = memoryview(data)
-    try:
-        while view:
-            view = view[os.write(handle, view) :]
-    except OSError as error:
-        error.filename = error.filename or str(path)
-        raise
-
-
 def _manifest(
-    plan: Plan, options: MergeOptions, shards: dict[str, _MergedFile], report: dict[str, dict[str, float]]
+    plan: Plan, options: MergeOptions, shards: dict[str, MergedFile], report: dict[str, dict[str, float]]
 ) -> dict[str, Any]:
     metadata = plan.checkpoint.metadata
     return {
