@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from portlab_merge.base_model import open_base
-from portlab_merge.checkpoint import pick_step, read_checkpoint
+from portlab_merge.checkpoint import read_checkpoint
 from portlab_merge.plan import Plan, make_plan
 from portlab_spec.files import sha256_file
 
@@ -43,7 +43,7 @@ class Run:
         return self.folder / "checkpoints" / "7"
 
     def plan(self) -> Plan:
-        return make_plan(open_base(self.base), read_checkpoint(pick_step(self.folder)))
+        return make_plan(open_base(self.base), read_checkpoint(self.folder))
 
 
 @pytest.fixture(scope="session")

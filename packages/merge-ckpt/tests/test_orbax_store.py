@@ -10,18 +10,26 @@ import sys
 import numpy as np
 import pytest
 
-from portlab_merge.checkpoint import pick_step, read_checkpoint, read_metadata
-from portlab_merge.orbax_store import read_item
+from portlab_merge import steps
+from portlab_merge.checkpoint import read_checkpoint
+from portlab_merge.location import open_location
+from portlab_merge.orbax_store import open_item, read_arrays
 from portlab_spec.errors import UserError
 
 
+def pick_step(folder, wanted="latest"):
+    return steps.pick_step(open_location(str(folder)), wanted)
+
+
 def assert_leaves(checkpoint, tree):
-    assert checkpoint.faults == {}
-    expected = {f"lora/{t}/{s}": tree["lora"][t][s] for t in tree["lora"] for s in "ab"}
-    expected["token_rows"] = tree["token_rows"]
-    assert set(checkpoint.leaves) == set(expected)
-    for name, value in expected.items():
-        np.testing.assert_array_equal(checkpoint.leaves[name], value)
+    adapter = checkpoint.adapter
+    assert adapter.problems == ()
+    assert len(adapter.updates) == 3 * len(tree["lora"])
+    for update in adapter.updates:
+        target, row = update.leaf.removeprefix("lora/").removesuffix("]").split("[")
+        np.testing.assert_array_equal(update.a, tree["lora"][target]["a"][int(row)])
+        np.testing.assert_array_equal(update.b, tree["lora"][target]["b"][int(row)])
+    np.testing.assert_array_equal(adapter.rows.values, tree["token_rows"])
 
 
 @pytest.mark.parametrize("ocdbt", [True, False])
@@ -31,7 +39,7 @@ def test_every_layout_is_read(base, make_tree, describe, save, tmp_path, ocdbt, 
     save(tmp_path, tree, describe(base, tree), ocdbt=ocdbt, zarr3=zarr3)
     stored = json.loads((tmp_path / "7" / "adapter" / "_METADATA").read_text())
     assert (stored["use_ocdbt"], stored["use_zarr3"]) == (ocdbt, zarr3)
-    assert_leaves(read_checkpoint(pick_step(tmp_path)), tree)
+    assert_leaves(read_checkpoint(tmp_path), tree)
 
 
 SAVE_SHARDED = """
@@ -55,7 +63,7 @@ def test_a_step_saved_on_eight_devices_is_read_without_them(tmp_path):
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", SAVE_SHARDED, str(tmp_path / "tree.npz"), str(tmp_path / "run")]
     subprocess.run(command, env=environment, check=True, capture_output=True)
-    leaves, faults = read_item(pick_step(tmp_path / "run").folder / "adapter")
+    leaves, faults = read_arrays(open_item(pick_step(tmp_path / "run").item))
     assert faults == {}
     for side, expected in arrays.items():
         np.testing.assert_array_equal(leaves["lora", "self_attn.q_proj", side], expected)
@@ -114,7 +122,7 @@ def test_a_missing_step_lists_those_that_exist(run):
 def test_a_checkpoint_without_our_metadata_is_refused(base, make_tree, save, tmp_path, metadata):
     save(tmp_path, make_tree(base), metadata)
     with pytest.raises(UserError, match="Read today: portlab-lora/1"):
-        read_metadata(pick_step(tmp_path))
+        read_checkpoint(tmp_path)
 
 
 def test_broken_metadata_names_every_key(run):
@@ -125,7 +133,7 @@ def test_broken_metadata_names_every_key(run):
     stored["custom_metadata"]["base"]["files_sha256"] = {}
     path.write_text(json.dumps(stored))
     with pytest.raises(UserError, match=r"lora\.rank.*lora\.alpha.*base\.files_sha256"):
-        read_metadata(pick_step(run.folder))
+        read_checkpoint(run.folder)
 
 
 def biggest_data_file(step):
@@ -137,14 +145,15 @@ def test_missing_and_truncated_data_is_a_fault(run):
     whole = file.read_bytes()
     for content in (whole[: len(whole) // 2], None):
         file.write_bytes(content) if content is not None else file.unlink()
-        assert any("cannot be read" in fault for fault in read_checkpoint(pick_step(run.folder)).faults.values())
+        assert any("cannot be read" in problem for problem in read_checkpoint(run.folder).adapter.problems)
 
 
 def test_a_missing_chunk_is_not_read_as_zeros(base, make_tree, describe, save, tmp_path):
     tree = make_tree(base)
     save(tmp_path, tree, describe(base, tree), ocdbt=False)
     (tmp_path / "7" / "adapter" / "lora.self_attn.q_proj.a" / "0.0.0").unlink()
-    assert "cannot be read" in read_checkpoint(pick_step(tmp_path)).faults["lora/self_attn.q_proj/a"]
+    [problem] = read_checkpoint(tmp_path).adapter.problems
+    assert "leaf lora/self_attn.q_proj/a cannot be read" in problem
 
 
 def test_a_flipped_bit_is_a_fault(base, make_tree, describe, save, tmp_path):
@@ -155,7 +164,8 @@ def test_a_flipped_bit_is_a_fault(base, make_tree, describe, save, tmp_path):
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    assert list(read_checkpoint(pick_step(tmp_path)).faults) == ["lora/mlp.up_proj/b"]
+    differs = "leaf lora/mlp.up_proj/b differs from what the trainer saved (sha256)"
+    assert read_checkpoint(tmp_path).adapter.problems == (differs,)
 
 
 def test_leaf_digest_is_of_the_little_endian_bytes(run):

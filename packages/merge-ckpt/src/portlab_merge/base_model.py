@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from portlab_merge.adapter import BaseRecord
 from portlab_spec.errors import UserError
-from portlab_spec.files import read_json
+from portlab_spec.files import read_json, sha256_file
 from portlab_spec.models import config_sha256
 from portlab_spec.safetensors_file import INDEX_FILE, SINGLE_FILE, model_files, read_index
 from portlab_spec.safetensors_header import Header, TensorInfo, read_header
@@ -98,6 +99,31 @@ def open_base(folder: Path) -> BaseModel:
     if index is not None:
         _check_index(index["weight_map"], tensors, index_path)
     return BaseModel(folder, shards, tensors, index, config, config_sha256(folder))
+
+
+def check_base_weights(base: BaseModel, trained: BaseRecord) -> None:
+    """Hash the base's weights and compare with what a run was trained on, if it says.
+
+    Raises:
+        UserError: another base.
+    """
+    for name in base.shards if trained.files_sha256 else ():
+        check_base_file(trained, base.folder / name, sha256_file(base.folder / name))
+
+
+def check_base_file(trained: BaseRecord, file: Path, digest: str) -> None:
+    """Compare the sha256 of one weights file with what a run was trained on, if it says.
+
+    Raises:
+        UserError: another base.
+    """
+    expected = trained.files_sha256.get(file.name, digest)
+    if digest != expected:
+        raise UserError(
+            f"wrong base: its sha256 is {digest}, the run was trained on {expected}",
+            where=str(file),
+            fix=f"Pass {trained.id or 'the base that was trained'} as --base",
+        )
 
 
 def index_bytes(index: dict[str, Any], total_size: int) -> bytes:

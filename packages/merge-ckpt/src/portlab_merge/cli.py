@@ -21,19 +21,23 @@ if TYPE_CHECKING:
     from portlab_merge.plan import Plan
 
 BasePath = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
-RunPath = Annotated[Path, tyro.conf.arg(metavar="RUN")]
+RunPath = Annotated[str, tyro.conf.arg(metavar="RUN")]
 OutPath = Annotated[Path, tyro.conf.arg(metavar="DIR")]
-StepName = Annotated[str, tyro.conf.arg(metavar="latest|N")]
+StepName = Annotated[str, tyro.conf.arg(metavar="latest|N|best:METRIC")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Inputs:
     ckpt: RunPath
-    """Run folder, its checkpoints folder, or one step."""
+    """Run folder, its checkpoints folder, or one step; local or gs://."""
     base: BasePath = None
     """Model folder that was fine-tuned; left out, where the run says it was."""
     step: StepName = "latest"
     """Step to read; incomplete ones are never taken."""
+    alpha: float | None = None
+    """LoRA's alpha, for checkpoints that do not carry it, such as Tunix's."""
+    rslora: bool = False
+    """With --alpha: scale by alpha / sqrt(rank) instead of alpha / rank."""
     json: bool = False
     """Print JSON for a machine instead of text."""
 
@@ -151,13 +155,13 @@ def _adapter(command: AdapterCommand) -> int:
 
 
 def _verify(command: VerifyCommand) -> int:
-    from portlab_merge.peft_adapter import check_base_weights
+    from portlab_merge.base_model import check_base_weights
     from portlab_merge.verify import verify_adapter, verify_merged
 
     if command.merged is None and command.adapter is None:
         raise UserError("nothing to verify", fix="Pass --merged DIR, --adapter DIR or both")
     plan = _make_plan(command)
-    check_base_weights(plan)
+    check_base_weights(plan.base, plan.checkpoint.adapter.base)
     faults: list[str] = []
     if command.merged is not None:
         total = sum(header.data_bytes for header in plan.base.shards.values())
@@ -166,40 +170,42 @@ def _verify(command: VerifyCommand) -> int:
     if command.adapter is not None:
         faults += [f"{command.adapter}: {fault}" for fault in verify_adapter(plan, command.adapter)]
     if command.json:
-        _print_json({"ok": not faults, "faults": faults, "step": plan.checkpoint.step.number})
+        _print_json({"ok": not faults, "faults": faults, "step": plan.checkpoint.step})
     if faults:
         _print_lines(faults)
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         raise CheckFailed(f"{faults[0]}{more}", fix="Write it again from this checkpoint and base")
     if not command.json:
-        print(f"Verified against step {plan.checkpoint.step.number}: every tensor is what it should be.")
+        print(f"Verified against {plan.checkpoint.title}: every tensor is what it should be.")
     return 0
 
 
 def _make_plan(command: _Inputs) -> "Plan":
     from portlab_merge.base_model import open_base
-    from portlab_merge.checkpoint import pick_step, read_checkpoint
+    from portlab_merge.checkpoint import read_checkpoint
     from portlab_merge.plan import PlanRefused, make_plan
+    from portlab_merge.sources import Given
 
-    step = pick_step(command.ckpt, command.step)
-    for line in step.skipped:
+    checkpoint = read_checkpoint(command.ckpt, command.step, Given(command.alpha, command.rslora))
+    for line in checkpoint.skipped:
         print(f"merge-ckpt: passed over {line}", file=sys.stderr)
-    checkpoint = read_checkpoint(step)
     base = command.base
     if base is None:
-        recorded = checkpoint.metadata.base.path
-        if not (recorded and Path(recorded).is_dir()):
+        recorded = checkpoint.adapter.base
+        if not (recorded.path and Path(recorded.path).is_dir()):
             raise UserError(
-                f"the run's base {checkpoint.metadata.base.id} is not at {recorded or 'a recorded path'}",
-                fix="Pass --base DIR",
+                f"the run's base {recorded.id} is not at {recorded.path or 'a recorded path'}", fix="Pass --base DIR"
             )
-        base = Path(recorded)
+        base = Path(recorded.path)
     try:
-        return make_plan(open_base(base), checkpoint)
+        plan = make_plan(open_base(base), checkpoint)
     except PlanRefused as error:
         if len(error.problems) > 1:
             _print_lines(list(error.problems))
         raise
+    for line in plan.warnings:
+        print(f"merge-ckpt: warning: {line}", file=sys.stderr)
+    return plan
 
 
 def _print_json(value: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from portlab_merge.arithmetic import LowRankUpdate, RowReplacement, Update
-from portlab_merge.base_model import index_bytes
+from portlab_merge.base_model import check_base_file, index_bytes
 from portlab_merge.plan import FLOATS, Plan, refuse_overlap
 from portlab_merge.streaming import MergedFile, Progress, merge_file
 from portlab_spec.errors import UserError
@@ -54,7 +54,7 @@ def merge(plan: Plan, out: Path, options: MergeOptions, progress: Progress = lam
     if options.threads < 1:
         raise UserError(f"--threads {options.threads} must be at least 1", fix="Pass --threads 1")
     base, checkpoint = plan.base, plan.checkpoint
-    refuse_overlap(out, base.folder, checkpoint.step.folder)
+    refuse_overlap(out, base.folder, checkpoint)
     layouts = {name: output_layout(header, options.dtype) for name, header in base.shards.items()}
     side_files = base.side_files()
     data_bytes = sum(header.data_bytes for header in layouts.values())
@@ -68,13 +68,7 @@ def merge(plan: Plan, out: Path, options: MergeOptions, progress: Progress = lam
         for name, header in base.shards.items():
             source = base.folder / name
             shard = merge_file(source, header, staging / name, layouts[name], updates, options.threads, progress)
-            if shard.base_sha256 != checkpoint.metadata.base.files_sha256[name]:
-                raise UserError(
-                    f"wrong base: its sha256 is {shard.base_sha256}, the run was trained on "
-                    f"{checkpoint.metadata.base.files_sha256[name]}",
-                    where=str(source),
-                    fix=f"Pass {checkpoint.metadata.base.id} as --base",
-                )
+            check_base_file(checkpoint.adapter.base, source, shard.base_sha256)
             shards[name] = shard
             report.update({tensor: stats.report() for tensor, stats in shard.stats.items()})
         if base.index is not None:
@@ -119,24 +113,24 @@ def planned_updates(plan: Plan, scale: float) -> dict[str, Update]:
 def _manifest(
     plan: Plan, options: MergeOptions, shards: dict[str, MergedFile], report: dict[str, dict[str, float]]
 ) -> dict[str, Any]:
-    metadata = plan.checkpoint.metadata
+    adapter = plan.checkpoint.adapter
+    lora = adapter.lora
     return {
         "format": "portlab-merge/1",
         "tool": {"portlab-merge-ckpt": version("portlab-merge-ckpt"), "numpy": np.__version__},
         "base": {
-            "id": metadata.base.id,
-            "revision": metadata.base.revision,
+            "id": adapter.base.id,
+            "revision": adapter.base.revision,
             "files_sha256": {name: shard.base_sha256 for name, shard in shards.items()},
             "config_sha256": plan.base.config_sha256,
         },
-        "checkpoint": {"step": plan.checkpoint.step.number, "adapter_sha256": plan.checkpoint.digest},
+        "checkpoint": {"format": adapter.origin, "step": plan.checkpoint.step, "adapter_sha256": adapter.digest},
         "lora": {
-            "rank": metadata.lora.rank,
-            "alpha": metadata.lora.alpha,
-            "use_rslora": metadata.lora.use_rslora,
-            "scaling": metadata.lora.scaling,
-            "rank_pattern": metadata.lora.rank_pattern,
-            "alpha_pattern": metadata.lora.alpha_pattern,
+            "rank": lora.rank,
+            "alpha": lora.alpha,
+            "use_rslora": lora.use_rslora,
+            "rank_pattern": dict(lora.rank_pattern),
+            "alpha_pattern": dict(lora.alpha_pattern),
             "token_rows": list(plan.rows.ids) if plan.rows else [],
         },
         "dtype": options.dtype,

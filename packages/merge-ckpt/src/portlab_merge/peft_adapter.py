@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from portlab_merge.base_model import BaseModel
+from portlab_merge.base_model import BaseModel, check_base_weights
 from portlab_merge.plan import LoraTarget, Plan, refuse_overlap
-from portlab_spec.errors import UserError
-from portlab_spec.files import new_folder, require_free_space, sha256_file, write_json
+from portlab_spec.files import new_folder, require_free_space, write_json
 from portlab_spec.safetensors_header import encode_header, lay_out
 
 WEIGHTS = "adapter_model.safetensors"
@@ -36,8 +35,8 @@ def export_adapter(plan: Plan, out: Path) -> dict[str, Any]:
     Raises:
         UserError: the base is not the one that was trained, `out` overlaps an input, the disk is too small.
     """
-    refuse_overlap(out, plan.base.folder, plan.checkpoint.step.folder)
-    check_base_weights(plan)
+    refuse_overlap(out, plan.base.folder, plan.checkpoint)
+    check_base_weights(plan.base, plan.checkpoint.adapter.base)
     config = adapter_config(plan)
     tensors = dict(adapter_tensors(plan))
     layout = lay_out((name, "F32", array.shape) for name, array in tensors.items())
@@ -50,23 +49,6 @@ def export_adapter(plan: Plan, out: Path) -> dict[str, Any]:
         # Last: without its config no library takes the folder of a killed run for an adapter.
         write_json(staging / CONFIG, config)
     return config
-
-
-def check_base_weights(plan: Plan) -> None:
-    """Hash the base's weights and compare with what the run was trained on.
-
-    Raises:
-        UserError: another base.
-    """
-    expected = plan.checkpoint.metadata.base
-    for name in plan.base.shards:
-        digest = sha256_file(plan.base.folder / name)
-        if digest != expected.files_sha256[name]:
-            raise UserError(
-                f"wrong base: its sha256 is {digest}, the run was trained on {expected.files_sha256[name]}",
-                where=str(plan.base.folder / name),
-                fix=f"Pass {expected.id} as --base",
-            )
 
 
 def adapter_tensors(plan: Plan) -> Iterator[tuple[str, np.ndarray]]:
@@ -90,21 +72,20 @@ def adapter_tensors(plan: Plan) -> Iterator[tuple[str, np.ndarray]]:
 
 def adapter_config(plan: Plan) -> dict[str, Any]:
     """The content of `adapter_config.json`."""
-    metadata = plan.checkpoint.metadata
-    lora = metadata.lora
+    base, lora = plan.checkpoint.adapter.base, plan.checkpoint.adapter.lora
     modules = [module_path(target.tensor) for target in plan.targets if not _is_expert(target)]
     parameters = [module_path(target.tensor) for target in plan.targets if _is_expert(target)]
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": metadata.base.id or metadata.base.path,
-        "revision": metadata.base.revision,
+        "base_model_name_or_path": base.id or base.path or str(plan.base.folder),
+        "revision": base.revision,
         "r": lora.rank,
         "lora_alpha": _plain(lora.alpha),
         "use_rslora": lora.use_rslora,
         # Acts in training only; PEFT refuses it beside experts.
         "lora_dropout": 0.0 if parameters else lora.dropout,
-        "rank_pattern": lora.rank_pattern,
+        "rank_pattern": dict(lora.rank_pattern),
         "alpha_pattern": {key: _plain(alpha) for key, alpha in lora.alpha_pattern.items()},
         "target_modules": target_regex(modules, plan.base) if modules else [],
         "bias": "none",

@@ -1,32 +1,48 @@
-"""Match every leaf of an adapter with the tensors of a base, exactly once, before anything is written."""
+"""Match every update of an adapter with a tensor of the base, exactly once, before anything is written."""
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from portlab_merge.adapter import ModuleUpdate, TokenRows
 from portlab_merge.base_model import BaseModel
 from portlab_merge.checkpoint import Checkpoint
-from portlab_merge.contract import LeafModules, scaling
+from portlab_merge.location import LocalPath
 from portlab_spec.errors import UserError
 
 FLOATS = ("F32", "BF16", "F16")
+# Largest magnitude over the median one, beyond which a leaf looks damaged: a flipped bit of an exponent.
+OUTLIER = 1e6
 
 
 @dataclass(frozen=True)
 class LoraTarget:
-    """One tensor that gets a low-rank update: module `row` of the leaves `lora/<leaf>/{a,b}`."""
+    """One tensor of the base that gets a low-rank update."""
 
     tensor: str
-    module: str
-    leaf: str
-    row: int
     shape: tuple[int, ...]
     dtype: str
-    rank: int
-    scaling: float
+    update: ModuleUpdate
+
+    @property
+    def module(self) -> str:
+        return self.update.module
+
+    @property
+    def leaf(self) -> str:
+        return self.update.leaf
+
+    @property
+    def rank(self) -> int:
+        return self.update.rank
+
+    @property
+    def scaling(self) -> float:
+        return self.update.scaling
 
 
 @dataclass(frozen=True)
@@ -41,24 +57,33 @@ class RowsTarget:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a merge does: each tensor that changes, and the leaves that change it."""
+    """What a merge does: each tensor that changes, and what changes it.
+
+    Attributes:
+        base: the model.
+        checkpoint: the adapter.
+        targets: tensors with a low-rank update, in the adapter's order.
+        rows: the embedding, if rows of it are replaced.
+        warnings: what is odd and may be right.
+    """
 
     base: BaseModel
     checkpoint: Checkpoint
     targets: tuple[LoraTarget, ...]
     rows: RowsTarget | None
+    warnings: tuple[str, ...] = ()
 
     def factors(self, target: LoraTarget) -> tuple[np.ndarray, np.ndarray]:
         """The f32 factors a (in, r) and b (r, out) of a target; the update is scaling * (a @ b).T.
 
         For experts (E, in, r) and (E, r, out), one product for each.
         """
-        leaves = self.checkpoint.leaves
-        return leaves[f"lora/{target.leaf}/a"][target.row], leaves[f"lora/{target.leaf}/b"][target.row]
+        return target.update.a, target.update.b
 
     def token_rows(self) -> np.ndarray:
         """The f32 values (n, D) that replace the rows of the embedding."""
-        return self.checkpoint.leaves["token_rows"]
+        assert self.checkpoint.adapter.rows is not None
+        return self.checkpoint.adapter.rows.values
 
     def delta_norm(self, target: LoraTarget) -> float:
         """Frobenius norm of a target's update, from its r x r Gram matrices in float64.
@@ -79,31 +104,35 @@ class PlanRefused(UserError):
 
 
 def make_plan(base: BaseModel, checkpoint: Checkpoint) -> Plan:
-    """Match leaves and tensors and check all that can be checked without reading a weight.
+    """Match updates and tensors and check all that can be checked without reading a weight.
 
     Raises:
         PlanRefused: with every problem found.
     """
-    problems: list[str] = [f"leaf {name} {fault}" for name, fault in sorted(checkpoint.faults.items())]
-    problems += _base_problems(base, checkpoint)
-    problems += _metadata_problems(checkpoint)
-    targets = [t for leaf in checkpoint.metadata.lora.leaves for t in _leaf_targets(base, checkpoint, leaf, problems)]
-    rows = _rows_target(base, checkpoint, problems)
-    tensors = [t.tensor for t in targets] + ([rows.tensor] if rows else [])
-    problems += [f"tensor {name} gets {n} updates" for name, n in Counter(tensors).items() if n > 1]
+    adapter = checkpoint.adapter
+    problems = [*adapter.problems, *_base_problems(base, checkpoint)]
+    targets = tuple(t for update in adapter.updates for t in _target(base, update, problems))
+    rows = _rows_target(base, adapter.rows, problems) if adapter.rows else None
+    if not (adapter.updates or adapter.rows or problems):
+        problems.append("the adapter holds nothing")
+    hits = Counter([t.tensor for t in targets] + ([rows.tensor] if rows else []))
+    problems += [f"{tensor} gets {count} updates" for tensor, count in hits.items() if count > 1]
     if problems:
-        raise PlanRefused(problems, str(checkpoint.step.folder))
-    return Plan(base, checkpoint, tuple(targets), rows)
+        raise PlanRefused(problems, str(checkpoint.folder))
+    return Plan(base, checkpoint, targets, rows, tuple(_warnings(targets, checkpoint)))
 
 
-def refuse_overlap(out: Path, base: Path, run: Path) -> None:
+def refuse_overlap(out: Path, base: Path, checkpoint: Checkpoint) -> None:
     """Refuse an output that exists, or is, holds or lies in one of the inputs, symlinks resolved.
 
     Raises:
         UserError: naming the two paths.
     """
     where = out.resolve()
-    for name, path in (("--base", base.resolve()), ("--ckpt", run.resolve())):
+    inputs = [("--base", base.resolve())]
+    if isinstance(checkpoint.folder, LocalPath):
+        inputs.append(("--ckpt", checkpoint.folder.path))
+    for name, path in inputs:
         if where == path or path in where.parents or where in path.parents:
             raise UserError(f"overlaps {name} {path}", where=f"--out {out}", fix="Choose a folder outside of it")
     if out.exists() or out.is_symlink():
@@ -111,90 +140,50 @@ def refuse_overlap(out: Path, base: Path, run: Path) -> None:
 
 
 def _base_problems(base: BaseModel, checkpoint: Checkpoint) -> list[str]:
-    problems, metadata = [], checkpoint.metadata
-    if base.config_sha256 != metadata.model.config_sha256:
+    problems, record = [], checkpoint.adapter.base
+    if record.config_sha256 not in (None, base.config_sha256):
         problems.append(
             f"wrong base: config.json in {base.folder} is not the one that was trained "
-            f"({metadata.base.id}, revision {metadata.base.revision or 'not recorded'})"
+            f"({record.id}, revision {record.revision or 'not recorded'})"
         )
-    if set(base.shards) != set(metadata.base.files_sha256):
+    if record.files_sha256 and set(base.shards) != set(record.files_sha256):
         problems.append(
             f"wrong base: {base.folder} holds {', '.join(base.shards)}, "
-            f"the run was trained on {', '.join(sorted(metadata.base.files_sha256))}"
+            f"the run was trained on {', '.join(sorted(record.files_sha256))}"
         )
     return problems
 
 
-def _metadata_problems(checkpoint: Checkpoint) -> list[str]:
-    """Disagreements between the metadata and the set of leaves, and inside the metadata."""
-    lora, recorded = checkpoint.metadata.lora, checkpoint.metadata.leaf_sha256
-    problems = []
-    stored = set(checkpoint.leaves) | set(checkpoint.faults)
-    expected = {f"lora/{leaf.target}/{side}" for leaf in lora.leaves for side in "ab"}
-    if lora.token_rows:
-        expected.add("token_rows")
-    problems += [f"leaf {name} is stored but no module uses it" for name in sorted(stored - expected)]
-    problems += [f"leaf {name} is in the metadata but not stored" for name in sorted(expected - stored)]
-    problems += [f"leaf {name} has no sha256 in the metadata" for name in sorted((expected & stored) - set(recorded))]
-    common = scaling(lora.alpha, lora.rank, lora.use_rslora)
-    if not math.isclose(lora.scaling, common, rel_tol=1e-6):
-        rule = "alpha / sqrt(rank)" if lora.use_rslora else "alpha / rank"
-        problems.append(f"scaling {lora.scaling:g} is not {rule} = {common:g}")
-    modules = [module for leaf in lora.leaves for module in leaf.modules]
-    for target in lora.targets:
-        if not any(module == target or module.endswith(f".{target}") for module in modules):
-            problems.append(f"target {target} was trained in no module")
-    return problems
+def _target(base: BaseModel, update: ModuleUpdate, problems: list[str]) -> Iterator[LoraTarget]:
+    try:
+        name = base.resolve(update.module)
+    except UserError as error:
+        problems.append(error.what)
+        return
+    tensor = base.tensors[name][1]
+    if tensor.shape != update.shape:
+        problems.append(f"{name} is {tensor.shape}, the update is {update.shape}")
+    if tensor.dtype not in FLOATS:
+        problems.append(f"{name} is {tensor.dtype}: a quantised base cannot be merged into")
+    if name.endswith(("embed_tokens.weight", "lm_head.weight")) and is_tied(base):
+        # The layer was trained as input or as output; tied weights would change as both.
+        problems.append(f"{name} has a low-rank update and is input and output at once: it cannot be merged")
+    yield LoraTarget(name, tensor.shape, tensor.dtype, update)
 
 
-def _leaf_targets(base: BaseModel, checkpoint: Checkpoint, leaf: LeafModules, problems: list[str]) -> list[LoraTarget]:
-    a, b = (checkpoint.leaves.get(f"lora/{leaf.target}/{side}") for side in "ab")
-    if a is None or b is None:
-        return []  # reported already
-    count = len(leaf.modules)
-    experts, rank = a.shape[1:-2], a.shape[-1]
-    if a.ndim not in (3, 4) or a.shape[0] != count or b.shape[:-1] != (count, *experts, rank):
-        problems.append(
-            f"leaf lora/{leaf.target} has a {a.shape} and b {b.shape} for {count} modules, "
-            f"expected ({count}, in, r) and ({count}, r, out), with experts' number behind the first"
-        )
-        return []
-    shape = (*experts, b.shape[-1], a.shape[-2])
-    if not b.any():
-        problems.append(f"leaf lora/{leaf.target}/b is all zero: the adapter is still at its initialisation")
-    lora = checkpoint.metadata.lora
-    targets = []
-    for row, module in enumerate(leaf.modules):
-        try:
-            name = base.resolve(module)
-        except UserError as error:
-            problems.append(error.what)
-            continue
-        tensor, told = base.tensors[name][1], lora.rank_of(module)
-        if not any(module == t or module.endswith(f".{t}") for t in lora.targets):
-            problems.append(f"module {module} is none of the targets {', '.join(lora.targets)}")
-        if tensor.shape != shape:
-            problems.append(f"{name} is {tensor.shape}, the update is {shape}")
-        if rank != told:
-            problems.append(f"module {module} has rank {rank}, the metadata says {told}")
-        if tensor.dtype not in FLOATS:
-            problems.append(f"{name} is {tensor.dtype}: a quantised base cannot be merged into")
-        targets.append(
-            LoraTarget(name, module, leaf.target, row, tensor.shape, tensor.dtype, rank, lora.scaling_of(module))
-        )
-    return targets
+def is_tied(base: BaseModel) -> bool:
+    """Does one matrix serve as input embedding and as output? Gemma's rule, unless its config says otherwise."""
+    heads = any(head.endswith("lm_head.weight") for head in base.tensors)
+    return not heads and base.config.get("tie_word_embeddings") is not False
 
 
-def _rows_target(base: BaseModel, checkpoint: Checkpoint, problems: list[str]) -> RowsTarget | None:
-    rows, values = checkpoint.metadata.lora.token_rows, checkpoint.leaves.get("token_rows")
-    if rows is None or values is None:
-        return None
+def _rows_target(base: BaseModel, rows: TokenRows, problems: list[str]) -> RowsTarget | None:
     try:
         name = base.resolve(rows.parameter.removesuffix(".weight"))
     except UserError as error:
         problems.append(error.what)
         return None
-    tensor = base.tensors[name][1]
+    tensor, values = base.tensors[name][1], rows.values
     if len(tensor.shape) != 2 or values.shape != (len(rows.ids), tensor.shape[-1]):
         problems.append(f"token_rows is {values.shape} for {len(rows.ids)} rows of {name} {tensor.shape}")
     elif not 0 <= min(rows.ids) <= max(rows.ids) < tensor.shape[0]:
@@ -203,8 +192,21 @@ def _rows_target(base: BaseModel, checkpoint: Checkpoint, problems: list[str]) -
         problems.append("token_rows lists a token id twice")
     if tensor.dtype not in FLOATS:
         problems.append(f"{name} is {tensor.dtype}: a quantised base cannot be merged into")
-    heads = [head for head in base.tensors if head.endswith("lm_head.weight")]
-    if heads or base.config.get("tie_word_embeddings") is False:
+    if not is_tied(base):
         # Rows are trained as input and output at once; an own output matrix would keep its old rows.
         problems.append("token_rows were trained with tied embeddings and the base has an output matrix of its own")
     return RowsTarget(name, rows.ids, tensor.shape, tensor.dtype)
+
+
+def _warnings(targets: tuple[LoraTarget, ...], checkpoint: Checkpoint) -> Iterator[str]:
+    if not checkpoint.adapter.base.files_sha256:
+        yield "the checkpoint does not say which base it was trained on: only shapes were compared"
+    for target in targets:
+        for side, values in (("a", target.update.a), ("b", target.update.b)):
+            sizes = np.abs(values)
+            largest, median = float(sizes.max()), float(np.median(sizes))
+            if largest > OUTLIER * median > 0:
+                yield (
+                    f"leaf {target.leaf} {side} holds {largest:.3g}, {largest / median:.0e} times its median: "
+                    "a damaged checkpoint has such values, as nothing protects what Orbax writes"
+                )

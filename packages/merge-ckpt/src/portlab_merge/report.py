@@ -1,5 +1,6 @@
 """What the commands print for people, and the same as JSON."""
 
+import re
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,19 +15,21 @@ WIDTH = 110
 
 def plan_json(plan: Plan) -> dict[str, Any]:
     """The plan for a machine: one entry per tensor that changes."""
-    metadata = plan.checkpoint.metadata
+    checkpoint = plan.checkpoint
+    base = checkpoint.adapter.base
     return {
-        "step": plan.checkpoint.step.number,
-        "skipped_steps": list(plan.checkpoint.step.skipped),
-        "base": {"path": str(plan.base.folder), "id": metadata.base.id, "revision": metadata.base.revision},
-        "adapter_sha256": plan.checkpoint.digest,
+        "format": checkpoint.adapter.origin,
+        "step": checkpoint.step,
+        "skipped_steps": list(checkpoint.skipped),
+        "base": {"path": str(plan.base.folder), "id": base.id, "revision": base.revision},
+        "adapter_sha256": checkpoint.adapter.digest,
         "tensors": [
             {
                 "tensor": t.tensor,
                 "shape": list(t.shape),
                 "dtype": t.dtype,
-                "leaf": f"lora/{t.leaf}",
-                "row": t.row,
+                "module": t.module,
+                "leaf": t.leaf,
                 "rank": t.rank,
                 "scaling": t.scaling,
                 "delta_norm": plan.delta_norm(t),
@@ -34,6 +37,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
             for t in plan.targets
         ],
         "token_rows": {"tensor": plan.rows.tensor, "ids": list(plan.rows.ids)} if plan.rows else None,
+        "warnings": list(plan.warnings),
         "bytes": sum(header.data_bytes for header in plan.base.shards.values()),
     }
 
@@ -48,7 +52,7 @@ def print_plan(plan: Plan) -> None:
     _print(table)
     changed = len(plan.targets) + (plan.rows is not None)
     print(
-        f"Step {plan.checkpoint.step.number}: {changed} of {len(plan.base.tensors)} tensors change; "
+        f"{_capital(plan.checkpoint.title)}: {changed} of {len(plan.base.tensors)} tensors change; "
         f"every leaf is used exactly once. Nothing was written."
     )
 
@@ -58,7 +62,7 @@ def print_merge(plan: Plan, manifest: dict[str, Any], out: Path, verbose: bool =
     changes = manifest["tensors"]
     _print(_tensor_table(plan, changes) if verbose else _target_table(plan, changes))
     print(
-        f"Merged step {manifest['checkpoint']['step']} into {out}: {len(changes)} tensors changed, "
+        f"Merged {plan.checkpoint.title} into {out}: {len(changes)} tensors changed, "
         f"{len(plan.base.tensors) - len(changes)} copied unchanged."
     )
     lost = [name for name, change in changes.items() if change["survival"] < 0.5]
@@ -74,7 +78,7 @@ def _target_table(plan: Plan, changes: dict[str, dict[str, float]]) -> Table:
     table = _table("target", "", "mean |dW|/|W|", "max", "changed", "survived")
     layers: dict[str, list[str]] = {}
     for target in plan.targets:
-        layers.setdefault(target.leaf, []).append(target.tensor)
+        layers.setdefault(_kind(target.module), []).append(target.tensor)
     lines = [(leaf, f"{len(tensors)} layers", tensors) for leaf, tensors in layers.items()]
     if plan.rows:
         lines.append((plan.rows.tensor, f"{len(plan.rows.ids)} rows", [plan.rows.tensor]))
@@ -112,6 +116,15 @@ def _print(table: Table) -> None:
     # A pipe gets whole lines; a terminal gets its own width.
     console = Console()
     (console if console.is_terminal else Console(width=WIDTH)).print(table)
+
+
+def _kind(module: str) -> str:
+    """What a module is called in every layer."""
+    return re.sub(r"^.*layers\.\d+\.", "", module)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -43,7 +43,7 @@ def verify_merged(plan: Plan, folder: Path, progress: Progress = lambda done: No
     except (UserError, KeyError, TypeError, ValueError) as error:
         raise CheckFailed(f"not a merged model: {error}", where=str(folder), fix="Run merge-ckpt merge again") from None
     faults = _structure_faults(plan, merged, dtype)
-    if adapter != plan.checkpoint.digest:
+    if adapter != plan.checkpoint.adapter.digest:
         faults.append("the manifest names another adapter than this checkpoint's")
     faults += [
         f"{name} differs from its sha256 in the manifest"
