@@ -57,6 +57,8 @@ def tree_text(item: Path) -> str:
     metadata = json.loads((item / "_METADATA").read_text())
     leaves = []
     for leaf in metadata["tree_metadata"].values():
+        if leaf["value_metadata"]["skip_deserialize"]:  # an empty dictionary
+            continue
         path = [str(part["key"]) for part in leaf["key_metadata"]]
         name = ".".join(path)
         if metadata["use_ocdbt"]:

@@ -17,10 +17,12 @@ import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from case_folder import TOKENS, write_base, write_case
 from gemma import gm, peft
 from gemma.gm.ckpts import _compat
 from gemma.gm.nn import _config, _gemma, _transformer
+from kauldron import kd
 
 PACKAGES = ("gemma", "kauldron", "flax", "jax", "jaxlib", "orbax-checkpoint", "tensorstore")
 RANK = 4
@@ -109,31 +111,48 @@ OTHERS = {
 }
 
 
-def as_is(params: Params) -> Params:
-    """The whole tree, as its trainer's init returns it."""
-    return params
+def save_whole(params: Params, run: Path) -> Path:
+    """The whole tree."""
+    gm.ckpts.save_params(params, run, wait_until_finished=True)
+    return run
 
 
-def only_lora(params: Params) -> Params:
+def save_lora(params: Params, run: Path) -> Path:
     """The adapter alone, as its package splits it off."""
-    return peft.split_params(params).lora
+    return save_whole(peft.split_params(params).lora, run)
 
 
-def stacked(params: Params) -> Params:
-    """The layout of released checkpoints with layers of one attention pattern stacked; a whole number of patterns."""
+def save_stacked(params: Params, run: Path) -> Path:
+    """The layout of released checkpoints, with the layers of a pattern stacked."""
     flat = {f"transformer/{name}": leaves for name, leaves in _compat.flatten_and_remap_params(params).items()}
-    return _compat.stack_params(flat, PATTERN)
+    return save_whole(_compat.stack_params(flat, PATTERN), run)
 
 
-CASES: dict[str, tuple[int, Callable[[Params], Params]]] = {
-    "gemma3": (2, as_is),
-    "gemma3-lora": (2, only_lora),
-    "gemma3-qkv": (HEADS, as_is),
-    "gemma3-stacked": (2, stacked),
+def save_trainer(params: Params, run: Path) -> Path:
+    """A step of its trainer: parameters and the state of an optimiser that trains the adapter alone."""
+    state = kd.train.TrainState(
+        step=jnp.asarray(5),
+        params=params,
+        opt_state=optax.adam(1e-3).init(peft.split_params(params).lora),
+        collections={},
+    )
+    checkpointer = kd.ckpts.Checkpointer(workdir=run, save_interval_steps=1)
+    checkpointer.save(state, step=5, force=True)
+    checkpointer.wait_until_finished()
+    return next(run.rglob("default"))
+
+
+Save = Callable[[Params, Path], Path]
+CASES: dict[str, tuple[int, Save]] = {
+    "gemma3": (2, save_whole),
+    "gemma3-lora": (2, save_lora),
+    "gemma3-qkv": (HEADS, save_whole),
+    "gemma3-stacked": (2, save_stacked),
+    "gemma3-trainer": (2, save_trainer),
 }
 
 
-def make(folder: Path, kv_heads: int, layout: Callable[[Params], Params]) -> None:
+def make(folder: Path, kv_heads: int, save: Save) -> None:
     """Build, adapt, save."""
     transformer = _transformer.Transformer(config=config(kv_heads), dtype=jnp.float32, tokens="")
     model = gm.nn.LoRA(rank=RANK, dtype=jnp.float32, model=transformer)
@@ -144,7 +163,7 @@ def make(folder: Path, kv_heads: int, layout: Callable[[Params], Params]) -> Non
     base, _ = peft.split_params(params)
     write_base(folder / "base", hf_config(kv_heads), dict(hf_tensors(base)))
     run = (folder / "run").resolve()
-    gm.ckpts.save_params(layout(jax.tree.map(jnp.asarray, params)), run, wait_until_finished=True)
+    item = save(jax.tree.map(jnp.asarray, params), run)
     logits = model.apply({"params": params}, tokens).logits
     write_case(
         folder,
@@ -154,7 +173,7 @@ def make(folder: Path, kv_heads: int, layout: Callable[[Params], Params]) -> Non
         pass_alpha=False,
         logits=np.asarray(logits),
         packages=PACKAGES,
-        item=run,
+        item=item,
     )
 
 
@@ -162,9 +181,9 @@ def main(out: Path) -> None:
     """Make all cases."""
     jax.config.update("jax_default_matmul_precision", "highest")
     out.mkdir(parents=True, exist_ok=True)
-    for name, (kv_heads, layout) in CASES.items():
+    for name, (kv_heads, save) in CASES.items():
         with tempfile.TemporaryDirectory(dir=out) as scratch:
-            make(Path(scratch) / name, kv_heads, layout)
+            make(Path(scratch) / name, kv_heads, save)
             shutil.move(Path(scratch) / name, out / name)
         print(f"{name}: made")
 

@@ -121,7 +121,9 @@ def _only(folder: Location, wanted: str) -> Step:
         fix = "Check --ckpt and --step"
         raise UserError(f"no complete step (incomplete: {folder.name}: {reason})", where=str(folder), fix=fix)
     match = _STEP_NAME.fullmatch(folder.name)
-    alone = folder.child("orbax.checkpoint").exists() or not folder.child(METADATA).exists()
+    # A manager never puts arrays into the step's folder itself; a checkpointer of Orbax's version 0 does.
+    alone = any(folder.child(name).exists() for name in ("orbax.checkpoint", TREE))
+    alone = alone or not folder.child(METADATA).exists()
     if not (match or alone):
         raise UserError("the name of a step folder is its number", where=str(folder), fix="Name it as Orbax did")
     step = _open(int(match[1]) if match else None, folder, ())
