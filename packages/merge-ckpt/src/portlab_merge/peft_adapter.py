@@ -1,33 +1,40 @@
-"""Adapter: the leaves as a PEFT folder that plain `PeftModel.from_pretrained(base, folder)` loads.
+"""Adapter: the updates as a PEFT folder that plain `PeftModel.from_pretrained(base, folder)` loads."""
 
-Names, config keys and the form of trained token rows are those of peft 0.21.2 (tuners/lora/config.py,
-utils/save_and_load.py, tuners/trainable_tokens): keys are `base_model.model.<module>.lora_{A,B}.weight`, and the
-rows, full values in spite of their name, are `<embedding>.token_adapter.trainable_tokens_delta`. Experts are
-`target_parameters` (tuners/lora/layer.py, ParamWrapper): all of a layer in one pair of matrices, lora_A (E * r, in)
-with the ranks of an expert side by side, lora_B (out, r * E) with the experts of a rank side by side. Of two parameters
-of one module, PEFT wraps the first, in the order of the module, and then the wrapper.
-"""
-
+import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from portlab_merge.adapter import LoraSettings
 from portlab_merge.base_model import BaseModel, check_base_weights
+from portlab_merge.peft_format import (
+    CONFIG,
+    EXPERTS,
+    WEIGHTS,
+    KeyStyle,
+    embedding_keys,
+    lora_keys,
+    module_path,
+    pack_experts,
+    rows_key,
+)
 from portlab_merge.plan import LoraTarget, Plan, refuse_overlap
 from portlab_spec.files import new_folder, require_free_space, write_json
+from portlab_spec.models.targets import pattern_value, scaling
 from portlab_spec.safetensors_header import encode_header, lay_out
 
-WEIGHTS = "adapter_model.safetensors"
-CONFIG = "adapter_config.json"
-EXPERTS = ("gate_up_proj", "down_proj")  # parameters of a module of experts, in its order
 
-
-def export_adapter(plan: Plan, out: Path) -> dict[str, Any]:
+def export_adapter(plan: Plan, out: Path, key_style: KeyStyle = "new") -> dict[str, Any]:
     """Write `adapter_config.json` and `adapter_model.safetensors` (f32); the folder appears whole or not at all.
+
+    Args:
+        plan: what was trained.
+        out: folder to make.
+        key_style: names of modules inside multimodal models: of transformers since 4.52, or before.
 
     Returns:
         The content of `adapter_config.json`.
@@ -37,8 +44,8 @@ def export_adapter(plan: Plan, out: Path) -> dict[str, Any]:
     """
     refuse_overlap(out, plan.base.folder, plan.checkpoint)
     check_base_weights(plan.base, plan.checkpoint.adapter.base)
-    config = adapter_config(plan)
-    tensors = dict(adapter_tensors(plan))
+    config = adapter_config(plan, key_style)
+    tensors = dict(adapter_tensors(plan, key_style))
     layout = lay_out((name, "F32", array.shape) for name, array in tensors.items())
     require_free_space(out.parent, layout[-1].end + (1 << 20), "the adapter")
     with new_folder(out) as staging:
@@ -51,30 +58,33 @@ def export_adapter(plan: Plan, out: Path) -> dict[str, Any]:
     return config
 
 
-def adapter_tensors(plan: Plan) -> Iterator[tuple[str, np.ndarray]]:
+def adapter_tensors(plan: Plan, key_style: KeyStyle = "new") -> Iterator[tuple[str, np.ndarray]]:
     """Name and f32 value of every tensor of the adapter: lora_A (r, in), lora_B (out, r), token rows (n, D)."""
     adapted = {target.tensor for target in plan.targets}
     for target in plan.targets:
         a, b = plan.factors(target)
-        module = module_path(target.tensor)
+        module = module_path(target.tensor, key_style)
+        if _is_embedding(target):
+            yield from zip(embedding_keys(module), (b, a), strict=True)
+            continue
+        lora_a, lora_b = a.mT, b.mT
         if _is_expert(target):
             module, _, parameter = module.rpartition(".")
             if parameter == EXPERTS[0] and target.tensor.removesuffix(parameter) + EXPERTS[1] in adapted:
                 module += ".base_layer"
-            a = a.swapaxes(0, 1).reshape(a.shape[1], -1)  # (E, in, r) -> (in, E * r)
-            b = b.swapaxes(0, 1).reshape(-1, b.shape[2])  # (E, r, out) -> (r * E, out)
-        yield f"base_model.model.{module}.lora_A.weight", a.T
-        yield f"base_model.model.{module}.lora_B.weight", b.T
+            lora_a, lora_b = pack_experts(a, b)
+        yield from zip(lora_keys(module), (lora_a, lora_b), strict=True)
     if plan.rows:
-        embedding = module_path(plan.rows.tensor)
-        yield f"base_model.model.{embedding}.token_adapter.trainable_tokens_delta", plan.token_rows()
+        yield rows_key(module_path(plan.rows.tensor, key_style)), plan.token_rows()
 
 
-def adapter_config(plan: Plan) -> dict[str, Any]:
+def adapter_config(plan: Plan, key_style: KeyStyle = "new") -> dict[str, Any]:
     """The content of `adapter_config.json`."""
     base, lora = plan.checkpoint.adapter.base, plan.checkpoint.adapter.lora
-    modules = [module_path(target.tensor) for target in plan.targets if not _is_expert(target)]
-    parameters = [module_path(target.tensor) for target in plan.targets if _is_expert(target)]
+    targets = {module_path(target.tensor, key_style): target for target in plan.targets}
+    modules = [path for path, target in targets.items() if not _is_expert(target)]
+    parameters = [path for path, target in targets.items() if _is_expert(target)]
+    rank_pattern, alpha_pattern = _patterns(targets, lora)
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -85,9 +95,9 @@ def adapter_config(plan: Plan) -> dict[str, Any]:
         "use_rslora": lora.use_rslora,
         # Acts in training only; PEFT refuses it beside experts.
         "lora_dropout": 0.0 if parameters else lora.dropout,
-        "rank_pattern": dict(lora.rank_pattern),
-        "alpha_pattern": {key: _plain(alpha) for key, alpha in lora.alpha_pattern.items()},
-        "target_modules": target_regex(modules, plan.base) if modules else [],
+        "rank_pattern": rank_pattern,
+        "alpha_pattern": {key: _plain(alpha) for key, alpha in alpha_pattern.items()},
+        "target_modules": target_regex(modules, plan.base, key_style) if modules else [],
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
@@ -105,18 +115,29 @@ def _is_expert(target: LoraTarget) -> bool:
     return len(target.shape) == 3
 
 
-def module_path(tensor: str) -> str:
-    """Path of the module in transformers >= 4.52 that holds a tensor of the base.
+def _is_embedding(target: LoraTarget) -> bool:
+    return target.tensor.endswith(("embed_tokens.weight", "embed_tokens_per_layer.weight"))
 
-    Multimodal Gemma 3 is published as `language_model.model.*` and loaded as `model.language_model.*`
-    (transformers/conversion_mapping.py); the other names are module paths already.
+
+def _patterns(targets: Mapping[str, LoraTarget], lora: LoraSettings) -> tuple[dict[str, int], dict[str, float]]:
+    """Rank and alpha patterns under which PEFT gives every path its target's rank and scaling.
+
+    The trainer's own, unless they name modules by a prefix that the exported ones do not have.
     """
-    module = tensor.removesuffix(".weight")
-    old = "language_model.model."
-    return f"model.language_model.{module.removeprefix(old)}" if module.startswith(old) else module
+
+    def fits(path: str, target: LoraTarget) -> bool:
+        rank = pattern_value(lora.rank_pattern, path, lora.rank)
+        alpha = pattern_value(lora.alpha_pattern, path, lora.alpha)
+        return rank == target.rank and math.isclose(scaling(alpha, rank, lora.use_rslora), target.scaling)
+
+    if all(fits(path, target) for path, target in targets.items()):
+        return dict(lora.rank_pattern), dict(lora.alpha_pattern)
+    ranks = {re.escape(path): t.rank for path, t in targets.items() if t.rank != lora.rank}
+    alphas = {re.escape(path): t.scaling / scaling(1, t.rank, lora.use_rslora) for path, t in targets.items()}
+    return ranks, {path: alpha for path, alpha in alphas.items() if not math.isclose(alpha, lora.alpha)}
 
 
-def target_regex(modules: list[str], base: BaseModel) -> str:
+def target_regex(modules: list[str], base: BaseModel, key_style: KeyStyle = "new") -> str:
     """A regex that matches exactly these modules of the base.
 
     PEFT matches a list of names by suffix, which takes in vision and audio towers as well; a string is a regex
@@ -132,7 +153,7 @@ def target_regex(modules: list[str], base: BaseModel) -> str:
     groups: dict[tuple[str, tuple[int, ...]], list[str]] = defaultdict(list)
     for (prefix, name), layers in layers_of.items():
         groups[prefix, tuple(sorted(layers))].append(re.escape(name))
-    have = {module_path(name) for name in base.tensors}
+    have = {module_path(name, key_style) for name in base.tensors}
     branches = []
     for (prefix, numbers), names in groups.items():
         tail = rf"\.({'|'.join(sorted(names))})"

@@ -13,6 +13,7 @@ module, PEFT wraps the first, in the order of the module, and then the wrapper: 
 """
 
 import re
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -61,6 +62,11 @@ def lora_keys(module: str) -> tuple[str, str]:
     return f"{PREFIX}{module}.lora_A.weight", f"{PREFIX}{module}.lora_B.weight"
 
 
+def embedding_keys(module: str) -> tuple[str, str]:
+    """Names of lora_embedding_A (r, V) and lora_embedding_B (D, r)."""
+    return f"{PREFIX}{module}.lora_embedding_A", f"{PREFIX}{module}.lora_embedding_B"
+
+
 def rows_key(embedding: str) -> str:
     """Name of the trained rows of an embedding."""
     return f"{PREFIX}{embedding}.token_adapter.trainable_tokens_delta"
@@ -77,6 +83,11 @@ def module_path(tensor: str, style: KeyStyle = "new") -> str:
         if module.startswith(prefix):
             return _WRAPPED[style] + module.removeprefix(prefix)
     return module
+
+
+def key_style_of(keys: Iterable[str]) -> KeyStyle:
+    """The style that the names of an adapter's tensors are written in; "new" where both are the same."""
+    return "old" if any(key.startswith(PREFIX + _WRAPPED["old"]) for key in keys) else "new"
 
 
 def pack_experts(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
