@@ -14,7 +14,8 @@ import numpy as np
 
 from portlab_merge.base_model import BaseModel, open_base
 from portlab_merge.overlay import MANIFEST, OUTPUT_DTYPES, config_with_dtype
-from portlab_merge.peft_adapter import CONFIG, WEIGHTS, adapter_config, adapter_tensors
+from portlab_merge.peft_adapter import adapter_config, adapter_tensors
+from portlab_merge.peft_format import CONFIG, WEIGHTS, key_style_of
 from portlab_merge.plan import FLOATS, LoraTarget, Plan, RowsTarget
 from portlab_spec.errors import CheckFailed, UserError
 from portlab_spec.files import read_json, sha256_file
@@ -81,14 +82,15 @@ def verify_adapter(plan: Plan, folder: Path) -> list[str]:
             raise UserError("is not a JSON object", where=CONFIG)
     except UserError as error:
         raise CheckFailed(f"not an adapter: {error}", where=str(folder), fix="Run merge-ckpt adapter again") from None
-    wanted_config = json.loads(json.dumps(adapter_config(plan)))
+    found = {tensor.name: tensor for tensor in header.tensors}
+    style = key_style_of(found)
+    wanted_config = json.loads(json.dumps(adapter_config(plan, style)))
     faults = [
         f"{CONFIG}: {key} is {config.get(key)!r}, expected {value!r}"
         for key, value in wanted_config.items()
         if config.get(key) != value
     ]
-    found = {tensor.name: tensor for tensor in header.tensors}
-    wanted = dict(adapter_tensors(plan))
+    wanted = dict(adapter_tensors(plan, style))
     faults += [f"tensor {name} should not be there" for name in sorted(set(found) - set(wanted))]
     for name, value in wanted.items():
         if name not in found:
