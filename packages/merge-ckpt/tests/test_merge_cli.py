@@ -155,9 +155,9 @@ import os, sys, time
 from pathlib import Path
 from portlab_merge import overlay
 from portlab_merge.cli import main
-write, copy = os.write, overlay.shutil.copyfile
+read, copy = os.preadv, overlay.shutil.copyfile
 print("ready", flush=True)
-overlay.os.write = lambda handle, data: (time.sleep(0.005), write(handle, data))[1]
+overlay.os.preadv = lambda *args: (time.sleep(0.01), read(*args))[1]
 overlay.shutil.copyfile = lambda a, b: (time.sleep(0.02), copy(a, b))
 main(["merge", "--ckpt", sys.argv[1], "--out", sys.argv[2]])
 """

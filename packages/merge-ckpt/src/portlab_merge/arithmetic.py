@@ -6,6 +6,7 @@ the BLAS picks its summation order by it.)
 """
 
 import math
+import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +26,7 @@ class ChangeStats:
         changed: how many differ from the base after rounding.
         base_square: of the base's values.
         delta_square: of the update before rounding.
-        loss_square: of what rounding took from the update: (merged - base) - delta.
+        loss_square: of what rounding to the stored dtype took away: merged - (base + delta).
     """
 
     elements: int = 0
@@ -63,20 +64,20 @@ class ChangeStats:
 class LowRankUpdate:
     """W + scaling * (a @ b).T for M matrices (out, in), one behind the other: one, or one for each expert."""
 
-    a_rows: np.ndarray  # (M, r, in), C order
-    b_rows: np.ndarray  # (M, out, r), C order, scaled
+    a: np.ndarray  # (M, in, r)
+    b: np.ndarray  # (M, r, out)
+    scaling: float
 
     @classmethod
     def of(cls, a: np.ndarray, b: np.ndarray, scaling: float) -> "LowRankUpdate":
-        """Transpose and scale the f32 factors (in, r) and (r, out), or (M, in, r) and (M, r, out), for all blocks."""
-        a_rows, b_rows = (np.ascontiguousarray(factor.mT) for factor in (a, b))
-        b_rows = b_rows * np.float32(scaling)
-        return cls(a_rows.reshape(-1, *a_rows.shape[-2:]), b_rows.reshape(-1, *b_rows.shape[-2:]))
+        """From f32 factors (in, r) and (r, out), or (M, in, r) and (M, r, out); they are not copied."""
+        return cls(a.reshape(-1, *a.shape[-2:]), b.reshape(-1, *b.shape[-2:]), scaling)
 
-    def rows(self, first: int, count: int) -> np.ndarray:
-        """What is added to rows first..first+count of all M * out, which must lie in one matrix."""
-        matrix, row = divmod(first, self.b_rows.shape[1])
-        return self.b_rows[matrix, row : row + count] @ self.a_rows[matrix]
+    def rows(self, first: int, count: int, out: np.ndarray) -> None:
+        """What is added to rows first..first+count of all M * out, which must lie in one matrix; f32 (count, in)."""
+        matrix, row = divmod(first, self.b.shape[2])
+        b = self.b[matrix, :, row : row + count] * np.float32(self.scaling)
+        np.matmul(b.T, self.a[matrix].T, out=out)
 
 
 @dataclass(frozen=True)
@@ -99,75 +100,128 @@ def rows_per_block(columns: int) -> int:
     return max(1, BLOCK_ELEMENTS // max(1, columns))
 
 
-def convert(raw: bytes, source: str, target: str) -> bytes:
-    """Bytes of an array in another float dtype, rounded to nearest even; `raw` itself if it is that already."""
+class Scratch:
+    """Arrays for the steps between a block and its result, made once for each thread.
+
+    New ones for every block would cost more than the arithmetic: the system hands out memory page by page.
+    """
+
+    def __init__(self) -> None:
+        self._own = threading.local()
+
+    def array(self, slot: str, shape: tuple[int, ...], dtype: np.dtype | type = np.float32) -> np.ndarray:
+        """This thread's array of that name; what it held is lost."""
+        count = math.prod(shape)
+        held = vars(self._own).get(slot)
+        if held is None or held.size < count or held.dtype != dtype:
+            held = vars(self._own)[slot] = np.empty(max(count, BLOCK_ELEMENTS), dtype)
+        return held[:count].reshape(shape)
+
+
+def convert(raw: np.ndarray, source: str, target: str) -> np.ndarray:
+    """Bytes (uint8) of an array in another float dtype, rounded to nearest even; `raw` itself if it is that already."""
     if source == target:
         return raw
-    return _round(_as_f32(np.frombuffer(raw, DTYPES[source])), target).tobytes()
+    with np.errstate(over="ignore"):
+        return raw.view(DTYPES[source]).astype(np.float32).astype(DTYPES[target]).view(np.uint8)
 
 
 def update_block(
-    raw: bytes, columns: int, first_row: int, update: Update, source: str, target: str
-) -> tuple[bytes, ChangeStats]:
+    raw: np.ndarray, columns: int, first_row: int, update: Update, source: str, target: str, scratch: Scratch
+) -> tuple[np.ndarray, ChangeStats]:
     """Apply an update to a block of rows.
 
     Args:
-        raw: the block in the base's dtype, C order.
+        raw: the block's bytes, uint8, in the base's dtype and C order.
         columns: length of a row.
         first_row: index of the block's first row in the tensor, whose leading dimensions count as one.
         update: what to do.
         source: safetensors dtype of `raw`.
         target: safetensors dtype of the result.
+        scratch: for the steps between.
 
     Returns:
-        The block in the target dtype, and what changed.
+        Bytes of the block in the target dtype, uint8, and what changed.
 
     Raises:
         FloatingPointError: the result is not finite (an f16 overflow, or a base that was not finite).
     """
-    stored = np.frombuffer(raw, DTYPES[source]).reshape(-1, columns)
+    stored = raw.view(DTYPES[source]).reshape(-1, columns)
     if isinstance(update, RowReplacement):
-        return _replace_rows(raw, stored, first_row, update, source, target)
-    weight = _as_f32(stored)
-    delta = update.rows(first_row, len(weight))
-    rounded = _round(weight + delta, target)
-    return rounded.tobytes(), _change(weight, delta, rounded)
+        return _replace_rows(raw, stored, first_row, update, source, target, scratch)
+    weight = _as_f32(stored, scratch)
+    merged = scratch.array("merged", weight.shape)
+    update.rows(first_row, len(weight), out=merged)
+    delta_square = _square(merged)
+    merged += weight
+    rounded, kept = _store(merged, target, scratch)
+    return rounded.reshape(-1).view(np.uint8), _change(weight, delta_square, merged, kept)
 
 
 def _replace_rows(
-    raw: bytes, stored: np.ndarray, first_row: int, update: RowReplacement, source: str, target: str
-) -> tuple[bytes, ChangeStats]:
+    raw: np.ndarray,
+    stored: np.ndarray,
+    first_row: int,
+    update: RowReplacement,
+    source: str,
+    target: str,
+    scratch: Scratch,
+) -> tuple[np.ndarray, ChangeStats]:
+    block = convert(raw, source, target)
     inside = (update.ids >= first_row) & (update.ids < first_row + len(stored))
     if not inside.any():
-        return convert(raw, source, target), ChangeStats()
+        return block, ChangeStats()
     local, values = update.ids[inside] - first_row, update.values[inside]
-    old = _as_f32(stored[local])
+    old = stored[local].astype(np.float32)
     # With scale 1 the trained values themselves, free of the rounding of old + (values - old).
     new = values if update.scale == 1.0 else old + (values - old) * np.float32(update.scale)
-    rounded = _round(new, target)
-    block = np.frombuffer(bytearray(convert(raw, source, target)), DTYPES[target]).reshape(stored.shape)
-    block[local] = rounded
-    return block.tobytes(), _change(old, new - old, rounded)
+    rounded, kept = _store(new, target, scratch)
+    block = block.copy()
+    block.view(rounded.dtype).reshape(stored.shape)[local] = rounded
+    return block, _change(old, _square(new - old), new, kept)
 
 
-def _change(weight: np.ndarray, delta: np.ndarray, rounded: np.ndarray) -> ChangeStats:
-    kept = _as_f32(rounded)
-    if not np.isfinite(np.vdot(kept, kept)) and not np.isfinite(kept).all():
+def _change(weight: np.ndarray, delta_square: float, merged: np.ndarray, kept: np.ndarray) -> ChangeStats:
+    """Statistics of a block from f32 arrays, of which `kept`, the values as stored, is used up."""
+    changed = int(np.count_nonzero(kept != weight))
+    with np.errstate(invalid="ignore", over="ignore"):
+        kept -= merged
+        loss_square = _square(kept)
+    # Anything that is not finite makes this sum so, and little else does.
+    if not math.isfinite(loss_square) and not np.isfinite(kept).all():
         raise FloatingPointError("not finite after the update")
-    kept -= weight
-    changed = int(np.count_nonzero(kept))
-    kept -= delta
-    squares = (float(np.vdot(x, x)) for x in (weight, delta, kept))
-    return ChangeStats(weight.size, changed, *squares)
+    return ChangeStats(weight.size, changed, _square(weight), delta_square, loss_square)
 
 
-def _as_f32(array: np.ndarray) -> np.ndarray:
-    if array.dtype == DTYPES["BF16"]:
-        # bfloat16 is the upper half of f32. The shift runs without the interpreter lock, a cast with it.
-        return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return array.astype(np.float32)
+def _square(array: np.ndarray) -> float:
+    return float(np.vdot(array, array))
 
 
-def _round(array: np.ndarray, dtype: str) -> np.ndarray:
-    with np.errstate(over="ignore"):  # reported by the caller, with the tensor's name
-        return array.astype(DTYPES[dtype])
+def _as_f32(array: np.ndarray, scratch: Scratch) -> np.ndarray:
+    """In scratch memory."""
+    wide = scratch.array("weight", array.shape)
+    np.copyto(wide, array)
+    return wide
+
+
+def _store(values: np.ndarray, dtype: str, scratch: Scratch) -> tuple[np.ndarray, np.ndarray]:
+    """Round f32 to nearest even: an array of the dtype (bfloat16 as its bits), and its values as f32 in scratch memory.
+
+    Values too large become infinite, and what becomes of NaN is open; callers find both in the difference.
+    """
+    kept = scratch.array("kept", values.shape)
+    if dtype == "BF16":
+        # bfloat16 is the upper half of f32, and half a unit of it carries into that half; just less than half where
+        # that half is even. ml_dtypes' cast takes no longer, but holds the interpreter lock.
+        bits, sums = values.view(np.uint32), kept.view(np.uint32)
+        np.right_shift(bits, 16, out=sums)
+        sums &= 1
+        sums += 0x7FFF
+        sums += bits
+        stored = np.right_shift(sums, 16, out=np.empty(values.shape, np.uint16), casting="unsafe")
+        sums &= 0xFFFF0000
+    else:
+        with np.errstate(over="ignore"):  # reported by the caller, with the tensor's name
+            stored = values.astype(DTYPES[dtype])
+        np.copyto(kept, stored)
+    return stored, kept

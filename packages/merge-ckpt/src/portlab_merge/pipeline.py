@@ -1,10 +1,10 @@
 """Work in threads, results in order, a bounded number of them alive: the streaming behind a merge."""
 
-import hashlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
+from typing import Self
 
 
 def in_order[T, R](work: Callable[[T], R], items: Iterable[T], threads: int) -> Generator[R]:
@@ -23,28 +23,29 @@ def in_order[T, R](work: Callable[[T], R], items: Iterable[T], threads: int) -> 
                 future.cancel()
 
 
-class BackgroundSha256:
-    """A sha256 that is computed beside the writer, at most a few blocks behind it."""
+class Behind[T]:
+    """A function that is called in a thread of its own, in the order of the calls, a few of them behind the caller.
 
-    def __init__(self) -> None:
-        self._digest = hashlib.sha256()
+    A context manager: leaving it waits for the last call. What a call raises is raised by a later one, or then.
+    """
+
+    def __init__(self, function: Callable[[T], object], limit: int = 4) -> None:
+        self._function, self._limit = function, limit
         self._pool = ThreadPoolExecutor(1)
-        self._waiting: deque[Future[None]] = deque()
+        self._waiting: deque[Future[object]] = deque()
 
-    def __enter__(self) -> "BackgroundSha256":
+    def __call__(self, item: T) -> None:
+        """Call the function with `item`, soon; waits if too many calls are due before."""
+        self._waiting.append(self._pool.submit(self._function, item))
+        if len(self._waiting) > self._limit:
+            self._waiting.popleft().result()
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._pool.shutdown(cancel_futures=True)
-
-    def update(self, data: bytes) -> None:
-        """Add bytes after those added before."""
-        self._waiting.append(self._pool.submit(self._digest.update, data))
-        if len(self._waiting) > 4:
-            self._waiting.popleft().result()
-
-    def hexdigest(self) -> str:
-        """Digest of all bytes added so far."""
-        while self._waiting:
-            self._waiting.popleft().result()
-        return self._digest.hexdigest()
+        try:
+            while self._waiting and kind is None:
+                self._waiting.popleft().result()
+        finally:
+            self._pool.shutdown(cancel_futures=True)

@@ -4,21 +4,24 @@ In the order of its bytes: threads read and compute blocks, the writer appends t
 are taken on the way. Nothing but the adapter and a few blocks is ever in memory.
 """
 
+import hashlib
 import math
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Buffer, Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from portlab_merge.arithmetic import ChangeStats, Update, convert, rows_per_block, update_block
-from portlab_merge.pipeline import BackgroundSha256, in_order
+import numpy as np
+
+from portlab_merge.arithmetic import ChangeStats, Scratch, Update, convert, rows_per_block, update_block
+from portlab_merge.direct_io import InputFile, OutputFile
+from portlab_merge.pipeline import Behind, in_order
 from portlab_spec.errors import UserError
 from portlab_spec.safetensors_header import Header, TensorInfo, encode_header
 
 Progress = Callable[[int], None]  # called with the number of base bytes that are done
 
-COPY_BYTES = 4 << 20
+COPY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -83,59 +86,44 @@ def merge_file(
         UserError: the base became shorter meanwhile, or a merged value is not finite.
     """
     stats: dict[str, ChangeStats] = {}
+    base_sha256, sha256, scratch = hashlib.sha256(), hashlib.sha256(), Scratch()
     with (
-        source.open("rb", buffering=0) as base,
-        destination.open("xb", buffering=0) as output,
-        BackgroundSha256() as base_digest,
-        BackgroundSha256() as output_digest,
+        InputFile(source) as base,
+        OutputFile(destination) as output,
+        Behind(base_sha256.update) as hash_base,
+        Behind(sha256.update) as hash_output,
+        Behind(output.write) as append,
     ):
 
-        def work(block: _Block) -> tuple[_Block, bytes, bytes, ChangeStats | None]:
-            raw = _read(base.fileno(), header.data_start + block.start, block.end - block.start, source)
-            return block, raw, *_compute(block, raw)
+        def work(block: _Block) -> tuple[_Block, Buffer, Buffer, ChangeStats | None]:
+            raw = base.read(header.data_start + block.start, block.end - block.start)
+            return block, raw, *_compute(block, raw, scratch)
 
-        def write(data: bytes) -> None:
-            output_digest.update(data)
-            _write(output.fileno(), data, destination)
+        def write(data: Buffer) -> None:
+            hash_output(data)
+            append(data)
 
-        base_digest.update(_read(base.fileno(), 0, header.data_start, source))
+        hash_base(base.read(0, header.data_start))
         write(encode_header(layout.tensors, layout.metadata))
         with closing(in_order(work, _blocks(header, layout, updates), threads)) as results:
             for block, raw, data, change in results:
-                base_digest.update(raw)
+                hash_base(raw)
                 write(data)
                 if change is not None:
                     stats[block.tensor.name] = stats.get(block.tensor.name, ChangeStats()) + change
-                progress(len(raw))
-        return MergedFile(base_digest.hexdigest(), output_digest.hexdigest(), stats)
+                progress(block.end - block.start)
+    return MergedFile(base_sha256.hexdigest(), sha256.hexdigest(), stats)
 
 
-def _compute(block: _Block, raw: bytes) -> tuple[bytes, ChangeStats | None]:
-    tensor = block.tensor
+def _compute(block: _Block, raw: np.ndarray, scratch: Scratch) -> tuple[Buffer, ChangeStats | None]:
+    source, target, columns = block.tensor.dtype, block.target, block.tensor.shape[-1:]
     if block.update is None:
-        return convert(raw, tensor.dtype, block.target), None
+        return convert(raw, source, target), None
     try:
-        return update_block(raw, tensor.shape[-1], block.first_row, block.update, tensor.dtype, block.target)
+        return update_block(raw, columns[0], block.first_row, block.update, source, target, scratch)
     except FloatingPointError as error:
         raise UserError(
-            f"{tensor.name} is {error}",
+            f"{block.tensor.name} is {error}",
             where=f"rows from {block.first_row}",
             fix="Try --dtype float32, or another step",
         ) from None
-
-
-def _read(handle: int, offset: int, size: int, path: Path) -> bytes:
-    data = os.pread(handle, size, offset)
-    if len(data) != size:
-        raise UserError("became shorter while it was read", where=str(path), fix="Run again on a base at rest")
-    return data
-
-
-def _write(handle: int, data: bytes, path: Path) -> None:
-    view = memoryview(data)
-    try:
-        while view:
-            view = view[os.write(handle, view) :]
-    except OSError as error:
-        error.filename = error.filename or str(path)
-        raise
