@@ -126,6 +126,7 @@ def convert(raw: np.ndarray, source: str, target: str) -> np.ndarray:
         return raw.view(DTYPES[source]).astype(np.float32).astype(DTYPES[target]).view(np.uint8)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # reported by the caller, with the tensor's name
 def update_block(
     raw: np.ndarray, columns: int, first_row: int, update: Update, source: str, target: str, scratch: Scratch
 ) -> tuple[np.ndarray, ChangeStats]:
@@ -184,9 +185,8 @@ def _replace_rows(
 def _change(weight: np.ndarray, delta_square: float, merged: np.ndarray, kept: np.ndarray) -> ChangeStats:
     """Statistics of a block from f32 arrays, of which `kept`, the values as stored, is used up."""
     changed = int(np.count_nonzero(kept != weight))
-    with np.errstate(invalid="ignore", over="ignore"):
-        kept -= merged
-        loss_square = _square(kept)
+    kept -= merged
+    loss_square = _square(kept)
     # Anything that is not finite makes this sum so, and little else does.
     if not math.isfinite(loss_square) and not np.isfinite(kept).all():
         raise FloatingPointError("not finite after the update")
@@ -221,7 +221,6 @@ def _store(values: np.ndarray, dtype: str, scratch: Scratch) -> tuple[np.ndarray
         stored = np.right_shift(sums, 16, out=np.empty(values.shape, np.uint16), casting="unsafe")
         sums &= 0xFFFF0000
     else:
-        with np.errstate(over="ignore"):  # reported by the caller, with the tensor's name
-            stored = values.astype(DTYPES[dtype])
+        stored = values.astype(DTYPES[dtype])
         np.copyto(kept, stored)
     return stored, kept
