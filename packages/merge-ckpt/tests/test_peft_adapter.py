@@ -11,7 +11,10 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 from portlab_merge.base_model import open_base
-from portlab_merge.peft_adapter import adapter_config, export_adapter, target_regex
+from portlab_merge.peft_adapter import adapter_config, adapter_tensors, export_adapter, target_regex
+from portlab_merge.peft_format import module_path
+from portlab_merge.sources.peft import read_peft
+from portlab_merge.verify import verify_adapter
 
 
 @pytest.mark.parametrize(("kv_heads", "use_rslora", "token_rows"), [(2, False, True), (1, True, False)])
@@ -58,12 +61,54 @@ def test_target_regex_names_the_trained_layers_only(run):
         assert {m for m in everywhere if re.fullmatch(regex, m)} == set(modules)
 
 
-def test_target_regex_spares_the_vision_tower(base, tmp_path):
+@pytest.fixture
+def nested_base(base, tmp_path):
+    """The base under the names of a published multimodal Gemma 3, with a bit of a vision tower."""
     folder = tmp_path / "multimodal"
     shutil.copytree(base, folder)
     tensors = load_file(base / "model.safetensors")
     tensors = {f"language_model.{name}": t for name, t in tensors.items()}
     tensors["vision_tower.encoder.layers.0.self_attn.q_proj.weight"] = torch.ones(2, 2)
     save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def test_target_regex_spares_the_vision_tower(nested_base):
     modules = [f"model.language_model.layers.{i}.self_attn.q_proj" for i in range(3)]
-    assert target_regex(modules, open_base(folder)) == r"model\.language_model\.layers\.\d+\.(self_attn\.q_proj)"
+    assert target_regex(modules, open_base(nested_base)) == r"model\.language_model\.layers\.\d+\.(self_attn\.q_proj)"
+
+
+@pytest.mark.parametrize(
+    ("key_style", "prefix"), [("new", "model.language_model."), ("old", "language_model.model.")], ids=["new", "old"]
+)
+def test_names_are_those_of_the_transformers_asked_for(make_run, nested_base, tmp_path, key_style, prefix):
+    """Release 4.52 turned the wrapper's names round (huggingface/transformers#38927)."""
+    plan = make_run(nested_base, prefix="language_model.model.").plan()
+    config = export_adapter(plan, tmp_path / "adapter", key_style)
+    keys = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    assert f"base_model.model.{prefix}embed_tokens.token_adapter.trainable_tokens_delta" in keys
+    assert all(key.startswith(f"base_model.model.{prefix}") for key in keys)
+    assert re.fullmatch(config["target_modules"], f"{prefix}layers.2.mlp.up_proj")
+    assert not re.fullmatch(config["target_modules"], "model.vision_tower.encoder.layers.0.self_attn.q_proj")
+    assert verify_adapter(plan, tmp_path / "adapter") == []
+
+
+def test_names_of_a_text_model_have_one_style(run):
+    assert adapter_config(run.plan(), "old") == adapter_config(run.plan(), "new")
+    assert list(dict(adapter_tensors(run.plan(), "old"))) == list(dict(adapter_tensors(run.plan(), "new")))
+
+
+def test_patterns_follow_the_names(make_run, nested_base, tmp_path):
+    """The trainer's pattern names modules by the text model's prefix, which the exported ones do not have."""
+
+    def edit(tree, metadata):
+        metadata["lora"]["alpha_pattern"] = {r"model\.layers\.(0|2)\.self_attn\.q_proj": 16}
+
+    plan = make_run(nested_base, edit=edit, prefix="language_model.model.").plan()
+    config = export_adapter(plan, tmp_path / "adapter")
+    assert config["alpha_pattern"] == {
+        rf"model\.language_model\.layers\.{layer}\.self_attn\.q_proj": 16 for layer in (0, 2)
+    }
+    found = {module_path(f"{u.module}.weight"): u.scaling for u in read_peft(tmp_path / "adapter").updates}
+    assert found == {module_path(t.tensor): t.scaling for t in plan.targets}
+    assert set(found.values()) == {2.0, 4.0}

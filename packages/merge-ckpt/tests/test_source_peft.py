@@ -15,7 +15,11 @@ from safetensors.torch import load_file as load_torch
 from transformers import AutoModelForCausalLM, Gemma4ForCausalLM, Gemma4TextConfig
 
 from portlab_merge.base_model import open_base
+from portlab_merge.checkpoint import Checkpoint
+from portlab_merge.location import LocalPath
+from portlab_merge.overlay import MergeOptions, merge
 from portlab_merge.peft_adapter import export_adapter
+from portlab_merge.plan import make_plan
 from portlab_merge.sources.peft import base_copy_problems, is_peft, read_peft
 from portlab_spec.errors import UserError
 
@@ -35,6 +39,10 @@ def exact(adapter, base):
             adapter.rows.values
         )
     return weights
+
+
+def plan_of(folder, adapter, base):
+    return make_plan(open_base(base), Checkpoint(LocalPath(folder), None, (), adapter))
 
 
 def load(base):
@@ -137,6 +145,18 @@ def test_reads_what_peft_merges(train, base, settings):
     assert_merges_alike(exact(adapter, base), model.merge_and_unload())
 
 
+@pytest.mark.parametrize("kind", ["dense", "experts"])
+def test_merges_to_the_weights_that_peft_merges(train, base, moe_base, tmp_path, kind):
+    settings = {"target_modules": LINEARS, "use_rslora": True, **PATTERNS}
+    if kind == "experts":
+        base = moe_base
+        names = ["experts.gate_up_proj", "experts.down_proj"]
+        settings = {"target_modules": ["o_proj"], "target_parameters": names, "trainable_token_indices": [46, 5]}
+    folder, model = train(base, r=4, lora_alpha=8, **settings)
+    merge(plan_of(folder, read_peft(folder), base), tmp_path / "merged", MergeOptions())
+    assert_merges_alike(load_file(tmp_path / "merged/model.safetensors"), model.merge_and_unload())
+
+
 def assert_merges_alike(weights, merged):
     for name, tensor in merged.state_dict().items():
         if name in weights:
@@ -211,6 +231,12 @@ def test_embedding_of_an_untied_base(train, base, tmp_path):
     adapter = read_peft(folder, tied_embeddings=False)
     assert adapter.problems == ()
     assert_merges_alike(exact(adapter, untied), model.merge_and_unload())
+    export_adapter(plan_of(folder, adapter, untied), tmp_path / "again")
+    again = {u.module: u for u in read_peft(tmp_path / "again", tied_embeddings=False).updates}
+    assert set(again) == {"model.embed_tokens", "lm_head"}
+    assert all(
+        np.array_equal(again[u.module].b, u.b) and np.array_equal(again[u.module].a, u.a) for u in adapter.updates
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
