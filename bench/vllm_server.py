@@ -1,0 +1,138 @@
+"""vLLM's own server as a child process, asked over HTTP with token ids."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+START_SECONDS = 300
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the default is half of the machine's memory
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # binding is worth its while on machines with several sockets
+    "OMP_NUM_THREADS": "1",  # two that wait for each other are slower where other work runs
+}
+
+
+class ServerFailed(Exception):
+    """The server ended before it answered; the message is the last error of its log."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A completion: its token ids and the log-probability of each."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+class VllmServer:
+    """`vllm serve FOLDER` in eager mode, a context manager that ends it.
+
+    Args:
+        python: interpreter of vLLM's environment.
+        model: folder to serve.
+        options: further command-line options.
+        log: file for what the server prints.
+
+    Raises:
+        ServerFailed: it ended before it was ready.
+    """
+
+    def __init__(self, python: Path, model: Path, options: Sequence[str], log: Path) -> None:
+        self._python, self._log, self._port = python, log, _free_port()
+        # What `vllm serve` runs; the command itself asks for a distribution named vllm, which vllm-cpu 0.32 is not.
+        self._command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+        self._command += [
+            "--enforce-eager",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self._port),
+            "--served-model-name",
+            "base",
+            *options,
+        ]
+
+    def __enter__(self) -> "VllmServer":
+        with self._log.open("w") as stream:
+            # A group of its own: the server starts an engine, and both have to end.
+            self._process = subprocess.Popen(
+                self._command, env=os.environ | ENVIRONMENT, stdout=stream, stderr=stream, start_new_session=True
+            )
+        try:
+            self._wait()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._end()
+
+    def complete(self, prompts: Sequence[Sequence[int]], tokens: int, model: str = "base") -> list[Answer]:
+        """Greedy completions of exactly `tokens` ids, of all prompts at once."""
+        body = {
+            "model": model,
+            "prompt": [list(prompt) for prompt in prompts],
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "logprobs": 1,
+            "return_token_ids": True,
+        }
+        choices = sorted(self._ask("/v1/completions", body)["choices"], key=lambda choice: choice["index"])
+        return [Answer(tuple(c["token_ids"]), tuple(c["logprobs"]["token_logprobs"])) for c in choices]
+
+    def _wait(self) -> None:
+        end = time.monotonic() + START_SECONDS
+        while time.monotonic() < end:
+            if self._process.poll() is not None:
+                raise ServerFailed(self._last_error())
+            try:
+                self._ask("/v1/models")
+            except (urllib.error.URLError, ConnectionError):
+                time.sleep(0.5)
+            else:
+                return
+        raise ServerFailed(f"not ready after {START_SECONDS} s, see {self._log}")
+
+    def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self._port}{path}", data, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=300) as reply:
+            return json.load(reply)
+
+    def _last_error(self) -> str:
+        lines = self._log.read_text().splitlines()
+        found = (re.search(r"(?:^|[\] ])([A-Z]\w+Error: .+)", line) for line in lines)
+        errors = [match[1] for match in found if match]
+        return (errors or lines or ["it printed nothing"])[0]
+
+    def _end(self) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
