@@ -1,4 +1,4 @@
-"""`merge-ckpt plan | merge | adapter | verify`.
+"""`merge-ckpt plan | merge | adapter | verify | diff`.
 
 Heavy imports wait until a command runs, so that `--help` answers at once.
 """
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 BasePath = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
 RunPath = Annotated[str, tyro.conf.arg(metavar="RUN")]
 OutPath = Annotated[Path, tyro.conf.arg(metavar="DIR")]
+FolderPath = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
 StepName = Annotated[str, tyro.conf.arg(metavar="latest|N|best:METRIC")]
 
 
@@ -81,11 +82,26 @@ class VerifyCommand(_Inputs):
     """Folder that adapter wrote."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class DiffCommand:
+    """Compare two model folders: which tensors differ, by how much, and the rank of the difference."""
+
+    a: FolderPath
+    """Base."""
+    b: FolderPath
+    """What was made of it; if it holds a manifest, the difference is held to it."""
+    max_rank: int = 128
+    """Largest rank that is told from full rank."""
+    json: bool = False
+    """Print JSON for a machine instead of text."""
+
+
 Command = (
     Annotated[PlanCommand, tyro.conf.subcommand("plan")]
     | Annotated[MergeCommand, tyro.conf.subcommand("merge")]
     | Annotated[AdapterCommand, tyro.conf.subcommand("adapter")]
     | Annotated[VerifyCommand, tyro.conf.subcommand("verify")]
+    | Annotated[DiffCommand, tyro.conf.subcommand("diff")]
 )
 
 
@@ -110,6 +126,7 @@ def main(args: list[str]) -> int:
         MergeCommand: _merge,
         AdapterCommand: _adapter,
         VerifyCommand: _verify,
+        DiffCommand: _diff,
     }
     return commands[type(command)](command)
 
@@ -173,10 +190,34 @@ def _verify(command: VerifyCommand) -> int:
         _print_json({"ok": not faults, "faults": faults, "step": plan.checkpoint.step})
     if faults:
         _print_lines(faults)
-        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        raise CheckFailed(f"{faults[0]}{more}", fix="Write it again from this checkpoint and base")
+        raise CheckFailed(_first_of(faults), fix="Write it again from this checkpoint and base")
     if not command.json:
         print(f"Verified against {plan.checkpoint.title}: every tensor is what it should be.")
+    return 0
+
+
+def _diff(command: DiffCommand) -> int:
+    from portlab_merge.base_model import open_base
+    from portlab_merge.diff import contradictions, diff_models, read_claim, side_file_differences
+    from portlab_merge.report import diff_json, print_diff
+
+    if command.max_rank < 1:
+        raise UserError(f"--max-rank {command.max_rank} must be at least 1", fix="Pass --max-rank 128")
+    a, b = open_base(command.a), open_base(command.b)
+    claim = read_claim(command.b)
+    limit = max(command.max_rank, claim.rank if claim else 0)
+    total = sum(header.data_bytes for header in a.shards.values())
+    with _progress("comparing", total) as progress:
+        differences = diff_models(a, b, limit, progress)
+    files = side_file_differences(a, b)
+    faults = contradictions(differences, claim) if claim else []
+    if command.json:
+        _print_json(diff_json(differences, files, faults))
+    else:
+        print_diff(differences, files, limit)
+    if faults:
+        _print_lines(faults)
+        raise CheckFailed(_first_of(faults), where=str(command.b), fix="It is not what its manifest says: merge again")
     return 0
 
 
@@ -206,6 +247,10 @@ def _make_plan(command: _Inputs) -> "Plan":
     for line in plan.warnings:
         print(f"merge-ckpt: warning: {line}", file=sys.stderr)
     return plan
+
+
+def _first_of(lines: list[str]) -> str:
+    return f"{lines[0]} (and {len(lines) - 1} more)" if len(lines) > 1 else lines[0]
 
 
 def _print_json(value: Any) -> None:

@@ -1,6 +1,8 @@
 """What the commands print for people, and the same as JSON."""
 
 import re
+from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from portlab_merge.diff import Difference
 from portlab_merge.plan import Plan
 
 WIDTH = 110
@@ -71,6 +74,44 @@ def print_merge(plan: Plan, manifest: dict[str, Any], out: Path, verbose: bool =
             f"Rounding to the stored dtype took more than half of the update in {len(lost)} tensors (first "
             f"{lost[0]}): use --dtype float32, or serve the adapter."
         )
+
+
+def diff_json(differences: list[Difference], files: list[str], faults: list[str]) -> dict[str, Any]:
+    """For a machine: tensors that are not the same, files beside the weights, what contradicts the manifest."""
+    return {
+        "same": sum(d.state == "same" for d in differences),
+        "tensors": [asdict(d) for d in differences if d.state != "same"],
+        "files": files,
+        "faults": faults,
+    }
+
+
+def print_diff(differences: list[Difference], files: list[str], limit: int) -> None:
+    """One line per kind of tensor, over its layers, then what is not a change of values."""
+    table = _table("tensors that changed", "", "mean |dW|/|W|", "changed", "rows", "rank")
+    kinds: dict[str, list[Difference]] = {}
+    for d in differences:
+        if d.state == "changed":
+            kinds.setdefault(_kind(d.tensor), []).append(d)
+    for name, found in kinds.items():
+        ranks = {f"> {limit}" if d.rank is None else str(d.rank) for d in found if not d.is_rows}
+        table.add_row(
+            name,
+            str(len(found)),
+            f"{fmean(d.relative_norm for d in found):.2e}",
+            f"{fmean(d.changed for d in found):.1%}",
+            str(max(d.rows for d in found)),
+            ", ".join(sorted(ranks, key=lambda text: (text[0] == ">", len(text), text))),
+        )
+    if kinds:
+        _print(table)
+    for d in differences:
+        if d.state not in ("same", "changed", "converted"):
+            print(f"{d.tensor}: {d.state}")
+    for line in files:
+        print(f"{line}")
+    counts = Counter(d.state for d in differences)
+    print("Tensors: " + ", ".join(f"{count} {state}" for state, count in counts.items()) + ".")
 
 
 def _target_table(plan: Plan, changes: dict[str, dict[str, float]]) -> Table:

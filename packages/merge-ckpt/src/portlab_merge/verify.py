@@ -5,9 +5,7 @@ scaling * (x a) b. The update is never formed, so an error in forming, slicing, 
 """
 
 import json
-import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +15,14 @@ from portlab_merge.overlay import MANIFEST, OUTPUT_DTYPES, config_with_dtype
 from portlab_merge.peft_adapter import adapter_config, adapter_tensors
 from portlab_merge.peft_format import CONFIG, WEIGHTS, key_style_of
 from portlab_merge.plan import FLOATS, LoraTarget, Plan, RowsTarget
+from portlab_merge.stored import PRECISION, StoredTensor
 from portlab_spec.errors import CheckFailed, UserError
 from portlab_spec.files import read_json, sha256_file
-from portlab_spec.safetensors_header import DTYPES, Header, TensorInfo, read_header
+from portlab_spec.safetensors_header import read_header
 
 PROBES = 8
-BLOCK_BYTES = 4 << 20
 # Unit roundoff: half the gap between 1 and the next number.
-UNIT_ROUNDOFF = {"F32": 2.0**-24, "F16": 2.0**-11, "BF16": 2.0**-8}
+UNIT_ROUNDOFF = {name: 2.0**-bits for name, bits in PRECISION.items()}
 SUBNORMAL_STEP = {"F32": 2.0**-149, "F16": 2.0**-24, "BF16": 2.0**-133}
 
 Progress = Callable[[int], None]
@@ -97,7 +95,7 @@ def verify_adapter(plan: Plan, folder: Path) -> list[str]:
             faults.append(f"tensor {name} is missing")
         elif (found[name].dtype, found[name].shape) != ("F32", value.shape):
             faults.append(f"tensor {name} is {found[name].dtype} {found[name].shape}, expected F32 {value.shape}")
-        elif not np.array_equal(_Stored.of(folder / WEIGHTS, header, found[name]).rows(0, value.shape[0]), value):
+        elif not np.array_equal(StoredTensor.of(folder / WEIGHTS, header, found[name]).rows(0, value.shape[0]), value):
             faults.append(f"tensor {name} differs from the checkpoint")
     return faults
 
@@ -132,7 +130,7 @@ def _structure_faults(plan: Plan, merged: BaseModel, dtype: str) -> list[str]:
 
 def _probe_faults(plan: Plan, merged: BaseModel, target: LoraTarget, scale: float) -> Iterator[str]:
     factors = [factor.astype(np.float64) for factor in plan.factors(target)]
-    stored = [_Stored.in_model(model, target.tensor).matrices() for model in (plan.base, merged)]
+    stored = [StoredTensor.in_model(model, target.tensor).matrices() for model in (plan.base, merged)]
     dtype = merged.tensors[target.tensor][1].dtype
     per_matrix = zip(*(factor.reshape(-1, *factor.shape[-2:]) for factor in factors), *stored, strict=True)
     for number, (a, b, old, new) in enumerate(per_matrix):
@@ -143,7 +141,9 @@ def _probe_faults(plan: Plan, merged: BaseModel, target: LoraTarget, scale: floa
             return
 
 
-def _wrong_row(scaling: float, a: np.ndarray, b: np.ndarray, old: "_Stored", new: "_Stored", dtype: str) -> int | None:
+def _wrong_row(
+    scaling: float, a: np.ndarray, b: np.ndarray, old: StoredTensor, new: StoredTensor, dtype: str
+) -> int | None:
     """The first row of a matrix that is not base + update, if there is one."""
     generator = np.random.default_rng(0)
     probes = generator.choice([-1.0, 1.0], size=(PROBES, len(a)))
@@ -165,7 +165,7 @@ def _wrong_row(scaling: float, a: np.ndarray, b: np.ndarray, old: "_Stored", new
 
 
 def _rows_faults(plan: Plan, merged: BaseModel, rows: RowsTarget, scale: float) -> Iterator[str]:
-    old, new = _Stored.in_model(plan.base, rows.tensor), _Stored.in_model(merged, rows.tensor)
+    old, new = StoredTensor.in_model(plan.base, rows.tensor), StoredTensor.in_model(merged, rows.tensor)
     roundoff = UNIT_ROUNDOFF[merged.tensors[rows.tensor][1].dtype]
     for row, value in zip(rows.ids, plan.token_rows(), strict=True):
         before, after = (tensor.rows(row, row + 1)[0] for tensor in (old, new))
@@ -190,45 +190,9 @@ def _rows_faults(plan: Plan, merged: BaseModel, rows: RowsTarget, scale: float) 
 
 
 def _copy_faults(base: BaseModel, merged: BaseModel, name: str) -> Iterator[str]:
-    old, new = _Stored.in_model(base, name), _Stored.in_model(merged, name)
+    old, new = StoredTensor.in_model(base, name), StoredTensor.in_model(merged, name)
     for first, last in old.blocks():
         same = old.rows(first, last).astype(new.dtype, copy=False)
         if same.tobytes() != new.rows(first, last).tobytes():
             yield f"tensor {name} differs from the base and no update touches it"
             return
-
-
-@dataclass(frozen=True)
-class _Stored:
-    """A tensor on disk, read some rows at a time; a scalar counts as one row."""
-
-    path: Path
-    offset: int
-    dtype: np.dtype
-    shape: tuple[int, ...]
-
-    @classmethod
-    def of(cls, path: Path, header: Header, tensor: TensorInfo) -> "_Stored":
-        return cls(path, header.data_start + tensor.start, DTYPES[tensor.dtype], tensor.shape or (1,))
-
-    @classmethod
-    def in_model(cls, model: BaseModel, name: str) -> "_Stored":
-        file, tensor = model.tensors[name]
-        return cls.of(model.folder / file, model.shards[file], tensor)
-
-    def matrices(self) -> Iterator["_Stored"]:
-        """The matrices of which it is a stack; itself if it is one."""
-        size = math.prod(self.shape[-2:]) * self.dtype.itemsize
-        for i in range(math.prod(self.shape[:-2])):
-            yield replace(self, offset=self.offset + i * size, shape=self.shape[-2:])
-
-    def rows(self, first: int, last: int) -> np.ndarray:
-        """Rows `first` up to `last`, or to the end."""
-        count, width = min(last, self.shape[0]) - first, math.prod(self.shape[1:])
-        offset = self.offset + first * width * self.dtype.itemsize
-        return np.fromfile(self.path, self.dtype, count * width, offset=offset).reshape(count, *self.shape[1:])
-
-    def blocks(self) -> Iterator[tuple[int, int]]:
-        """First and last row of blocks of about `BLOCK_BYTES` in float64."""
-        step = max(1, BLOCK_BYTES // (8 * max(1, math.prod(self.shape[1:]))))
-        return ((first, first + step) for first in range(0, self.shape[0], step))
