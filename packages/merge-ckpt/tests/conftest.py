@@ -1,6 +1,7 @@
 """Tiny Gemma 3 bases written by transformers, and runs written by Orbax as our trainer writes them."""
 
 import hashlib
+import json
 import math
 import os
 import subprocess
@@ -237,3 +238,32 @@ def command() -> Callable[..., subprocess.CompletedProcess[str]]:
         return subprocess.run([sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True)
 
     return call
+
+
+@pytest.fixture(scope="session")
+def recorded() -> Callable[[str], dict[tuple[str, ...], np.ndarray]]:
+    """The leaves of a tree that another trainer saved (`trees/<name>.json`, by bench/foreign), random anew."""
+
+    def make(name: str) -> dict[tuple[str, ...], np.ndarray]:
+        random = np.random.default_rng(7)
+        tree = json.loads((Path(__file__).parent / "trees" / f"{name}.json").read_text())
+        return {tuple(path): random.normal(size=shape).astype(dtype) for path, shape, dtype in tree}
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def save_alone() -> Callable[[Path, dict[tuple[str, ...], np.ndarray]], None]:
+    """Save leaves with a checkpointer of Orbax v0 and no manager: the arrays lie in the folder itself."""
+
+    def save(folder: Path, leaves: dict[tuple[str, ...], np.ndarray]) -> None:
+        tree: dict[str, Any] = {}
+        for path, array in leaves.items():
+            node = tree
+            for key in path[:-1]:
+                node = node.setdefault(key, {})
+            node[path[-1]] = array
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(folder.resolve(), tree)
+
+    return save

@@ -125,14 +125,20 @@ def _pair(leaves: Mapping[KeyPath, np.ndarray], locate: Locate, problems: list[s
     pairs: dict[tuple[int, str], dict[str, Factor]] = {}
     for path, array in leaves.items():
         factors = locate(path, array)
-        if not factors:
-            problems.append(f"leaf {'.'.join(path)} adapts nothing that Hugging Face's model has")
+        if not factors and _acts(path, leaves):
+            problems.append(f"leaf {'.'.join(path)} adapts no linear layer of Hugging Face's text model")
         for factor in factors:
             sides = pairs.setdefault((-1 if factor.layer is None else factor.layer, factor.weight), {})
             if factor.side in sides:
                 problems.append(f"leaf {factor.leaf} is the same as {sides[factor.side].leaf}")
             sides[factor.side] = factor
     return [pairs[key] for key in sorted(pairs)]
+
+
+def _acts(path: KeyPath, leaves: Mapping[KeyPath, np.ndarray]) -> bool:
+    """Does the pair of a leaf add anything? Around an encoder that saw no input B is still zero."""
+    b = leaves.get((*path[:-1], path[-1][:-1] + "b"))  # the last key of A differs in its last letter
+    return b is None or bool(b.any())
 
 
 def _updates(

@@ -19,7 +19,7 @@ from portlab_merge.sources import Given
 from portlab_merge.sources.einsum import Factor, has_place, read_adapter
 from portlab_spec.errors import UserError
 
-ROOTS = ("params", "transformer")
+ROOTS = ("params", "transformer")  # what a path may start with
 _LAYER = re.compile(r"layer_(\d+)")
 _PATTERN = re.compile(r"attention_type_(\d+)")
 # The wrapper has a scope of its own: numbered within its module, or named for one weight of several.
@@ -36,7 +36,7 @@ class GemmaSource:
 
     def wants(self, path: KeyPath) -> bool:
         keys = _keys(path)
-        return keys[-2:-1] == ("lora",) and keys[-1] in ("a", "b") and keys[0] != "opt_state"
+        return keys[0] != "opt_state" and keys[-2:] in (("lora", "a"), ("lora", "b"))
 
     def read(
         self,
@@ -62,7 +62,7 @@ class GemmaSource:
 def _locate(path: KeyPath, array: np.ndarray, period: int) -> Sequence[Factor]:
     """The factors of a leaf: one for each layer that is stacked in it."""
     name = ".".join(path)
-    *module, _, last = (key for key in _keys(path) if key not in ROOTS)
+    *module, _, last = _keys(path)
     side: Literal["a", "b"] = "a" if last == "a" else "b"
     if first := _stack(path):
         weight = _weight(module[2:])
@@ -82,9 +82,11 @@ def _weight(module: Sequence[str]) -> str:
 
 
 def _stack(path: KeyPath) -> re.Match[str] | None:
-    keys = [key for key in _keys(path) if key not in ROOTS]
-    return _PATTERN.fullmatch(keys[1]) if len(keys) > 1 and keys[0] == "stacked_layers" else None
+    keys = _keys(path)
+    return _PATTERN.fullmatch(keys[1]) if keys[0] == "stacked_layers" else None
 
 
 def _keys(path: KeyPath) -> tuple[str, ...]:
-    return tuple("/".join(path).split("/"))
+    """The path key by key, slashes taken apart, without its root."""
+    keys = tuple("/".join(path).split("/"))
+    return keys[1:] if keys[0] in ROOTS and len(keys) > 1 else keys
