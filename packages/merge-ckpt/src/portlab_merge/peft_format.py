@@ -5,7 +5,8 @@ tuners/trainable_tokens). A key is `base_model.model.<module>.<part>`:
 
     lora_A.weight (r, in), lora_B.weight (out, r)   a linear layer
     lora_embedding_A (r, V), lora_embedding_B (D, r)   an embedding (V, D)
-    token_adapter.trainable_tokens_delta (n, D)   rows of an embedding: full values, in spite of the name
+    token_adapter.trainable_tokens_delta (n, D)   rows of an embedding: full values, in spite of the name;
+        PEFT before 0.18 forgets to scale them as Gemma's embedding does
 
 Experts are `target_parameters` (ParamWrapper): one pair of matrices for all of a layer, lora_A (E * r, in) with the
 ranks of an expert side by side, lora_B (out, r * E) with the experts of a rank side by side. Of two parameters of one
