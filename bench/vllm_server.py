@@ -26,7 +26,7 @@ ENVIRONMENT = {
 
 
 class ServerFailed(Exception):
-    """The server ended before it answered; the message is the last error of its log."""
+    """The server ended or failed; the message is the first error of its log."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,11 @@ class VllmServer:
         self._end()
 
     def complete(self, prompts: Sequence[Sequence[int]], tokens: int, model: str = "base") -> list[Answer]:
-        """Greedy completions of exactly `tokens` ids, of all prompts at once."""
+        """Greedy completions of exactly `tokens` ids, of all prompts at once.
+
+        Raises:
+            ServerFailed: it could not.
+        """
         body = {
             "model": model,
             "prompt": [list(prompt) for prompt in prompts],
@@ -92,14 +96,18 @@ class VllmServer:
             "logprobs": 1,
             "return_token_ids": True,
         }
-        choices = sorted(self._ask("/v1/completions", body)["choices"], key=lambda choice: choice["index"])
+        try:
+            choices = self._ask("/v1/completions", body)["choices"]
+        except urllib.error.HTTPError as error:
+            raise ServerFailed(self._first_error()) from error
+        choices.sort(key=lambda choice: choice["index"])
         return [Answer(tuple(c["token_ids"]), tuple(c["logprobs"]["token_logprobs"])) for c in choices]
 
     def _wait(self) -> None:
         end = time.monotonic() + START_SECONDS
         while time.monotonic() < end:
             if self._process.poll() is not None:
-                raise ServerFailed(self._last_error())
+                raise ServerFailed(self._first_error())
             try:
                 self._ask("/v1/models")
             except (urllib.error.URLError, ConnectionError):
@@ -116,7 +124,7 @@ class VllmServer:
         with urllib.request.urlopen(request, timeout=300) as reply:
             return json.load(reply)
 
-    def _last_error(self) -> str:
+    def _first_error(self) -> str:
         lines = self._log.read_text().splitlines()
         found = (re.search(r"(?:^|[\] ])([A-Z]\w+Error: .+)", line) for line in lines)
         errors = [match[1] for match in found if match]
