@@ -109,13 +109,12 @@ class Scratch:
     def __init__(self) -> None:
         self._own = threading.local()
 
-    def array(self, slot: str, shape: tuple[int, ...], dtype: np.dtype | type = np.float32) -> np.ndarray:
-        """This thread's array of that name; what it held is lost."""
-        count = math.prod(shape)
-        held = vars(self._own).get(slot)
-        if held is None or held.size < count or held.dtype != dtype:
-            held = vars(self._own)[slot] = np.empty(max(count, BLOCK_ELEMENTS), dtype)
-        return held[:count].reshape(shape)
+    def array(self, slot: str, shape: tuple[int, ...]) -> np.ndarray:
+        """This thread's f32 array of that name; what it held is lost."""
+        arrays, count = vars(self._own), math.prod(shape)
+        if slot not in arrays or arrays[slot].size < count:
+            arrays[slot] = np.empty(max(count, BLOCK_ELEMENTS), np.float32)
+        return arrays[slot][:count].reshape(shape)
 
 
 def convert(raw: np.ndarray, source: str, target: str) -> np.ndarray:
