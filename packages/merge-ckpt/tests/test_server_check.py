@@ -176,6 +176,7 @@ def test_fused_experts_need_their_flags():
     arguments = shlex.split(report.command("base", "out/adapter", "mine"))
     assert "--enable-mixed-moe-lora-format" in arguments
     assert json.loads(arguments[-1]) == {"name": "mine", "path": "out/adapter", "is_3d_lora_weight": True}
+    assert any("Triton" in note for note in report.notes)
 
 
 def test_one_matrix_of_the_experts_is_refused():

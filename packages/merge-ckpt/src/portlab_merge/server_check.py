@@ -217,4 +217,6 @@ def _notes(plan: Plan, server: Server, native: bool) -> Iterator[str]:
         yield "Adapters on TPU are served through torchax; the merged model is the simpler choice"
     if lora.rank_pattern or lora.alpha_pattern:
         yield "Ranks or alphas differ between modules, which older releases ignored: they scaled all modules alike"
+    if any(_is_expert(target) for target in plan.targets):
+        yield "Updates of experts run in a Triton kernel: on a GPU, not on a CPU"
     yield "The server rounds the adapter to the dtype of the model"
