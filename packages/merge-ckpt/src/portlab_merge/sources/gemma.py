@@ -69,7 +69,7 @@ def _locate(path: KeyPath, array: np.ndarray, period: int) -> Sequence[Factor]:
         layers = range(int(first[1]), int(first[1]) + period * len(array), period)
         rows = [Factor(layer, weight, side, f"{name}[{i}]", array[i]) for i, layer in enumerate(layers)]
         return rows if has_place(0, weight) else ()
-    number = _LAYER.fullmatch(module[0])
+    number = _LAYER.fullmatch(module[0]) if module else None
     layer = int(number[1]) if number else None
     weight = _weight(module[1:] if number else module)
     return (Factor(layer, weight, side, name, array),) if has_place(layer, weight) else ()
