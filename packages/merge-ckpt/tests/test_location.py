@@ -2,54 +2,77 @@
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
-from gcp_storage_emulator.server import create_server
 
 from portlab_merge.location import open_location
 from portlab_spec.errors import UserError
 
-UPLOAD = """
-import sys, tensorstore
-from pathlib import Path
-bucket = tensorstore.KvStore.open({"driver": "gcs", "bucket": "experiments"}).result()
-root = Path(sys.argv[1])
-for file in root.rglob("*"):
-    if file.is_file():
-        bucket.write(f"team/{root.name}/{file.relative_to(root)}", file.read_bytes()).result()
-"""
-
 
 @dataclass(frozen=True)
 class Bucket:
-    """gs://experiments, on a server of its own."""
+    """gs://experiments: a folder, served as Google Cloud Storage's JSON API serves objects."""
 
+    folder: Path
     url: str
 
-    def run(self, *command: Any) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "TENSORSTORE_GCS_HTTP_URL": self.url, "GOOGLE_APPLICATION_CREDENTIALS": ""}
-        return subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True, timeout=120)
-
-    def upload(self, folder: Path) -> None:
-        assert self.run(sys.executable, "-c", UPLOAD, folder).returncode == 0
-
     def merge_ckpt(self, *arguments: Any) -> subprocess.CompletedProcess[str]:
-        return self.run(sys.executable, "-m", "portlab_merge", *arguments)
+        environment = {**os.environ, "TENSORSTORE_GCS_HTTP_URL": self.url, "GOOGLE_APPLICATION_CREDENTIALS": ""}
+        command = [sys.executable, "-m", "portlab_merge", *map(str, arguments)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    server = create_server("127.0.0.1", 0, in_memory=True, default_bucket="experiments")
-    server.start()
-    host, port = server._api._httpd.server_address
-    yield Bucket(f"http://{host}:{port}")
-    server.stop()
+def bucket(tmp_path: Path) -> Iterator[Bucket]:
+    root = tmp_path / "bucket"
+    root.mkdir()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            url = urlsplit(self.path)
+            query = {key: values[0] for key, values in parse_qs(url.query).items()}
+            path = url.path.removeprefix("/storage/v1/b/experiments")
+            if path == "/o":
+                names = sorted(str(file.relative_to(root)) for file in root.rglob("*") if file.is_file())
+                first, end = query.get("startOffset", ""), query.get("endOffset", "\U0010ffff")
+                items = [{"name": name, "generation": "1"} for name in names if first <= name < end]
+                self.answer(200, json.dumps({"items": items}).encode())
+            elif path.startswith("/o/") and (root / unquote(path[3:])).is_file():
+                data = (root / unquote(path[3:])).read_bytes()
+                if match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+                    start, last = int(match[1]), int(match[2] or len(data) - 1)
+                    content_range = f"bytes {start}-{last}/{len(data)}"
+                    self.answer(206, data[start : last + 1], {"Content-Range": content_range})
+                else:
+                    self.answer(200, data)
+            else:
+                self.answer(404, b"{}")
+
+        def answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+            self.send_response(status)
+            for name, value in {"x-goog-generation": "1", "Content-Length": str(len(body)), **(headers or {})}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield Bucket(root, f"http://127.0.0.1:{server.server_address[1]}")
+    server.shutdown()
 
 
 @pytest.mark.parametrize("layout", [{}, {"ocdbt": False}, {"ocdbt": False, "zarr3": True}])
@@ -58,7 +81,7 @@ def test_a_run_in_a_bucket_merges_to_the_same_bytes(
 ):
     tree = make_tree(base)
     save(tmp_path / "run" / "checkpoints", tree, describe(base, tree), **layout)
-    bucket.upload(tmp_path / "run")
+    shutil.copytree(tmp_path / "run", bucket.folder / "team" / "run")
     there = bucket.merge_ckpt("merge", "--ckpt", "gs://experiments/team/run", "--out", tmp_path / "there", "--json")
     here = command("merge", "--ckpt", tmp_path / "run", "--out", tmp_path / "here", "--json")
     assert there.returncode == 0, there.stderr
@@ -69,7 +92,7 @@ def test_a_run_in_a_bucket_merges_to_the_same_bytes(
 
 def test_steps_of_a_bucket_are_chosen_as_on_disk(bucket, run):
     (run.step / "commit_success.txt").unlink()
-    bucket.upload(run.folder)
+    shutil.copytree(run.folder, bucket.folder / "team" / "run")
     refused = bucket.merge_ckpt("plan", "--ckpt", "gs://experiments/team/run")
     assert refused.returncode == 2
     assert "no complete step (complete steps: none; incomplete: step 7: no commit_success.txt)" in refused.stderr

@@ -63,7 +63,7 @@ def test_layout_and_side_files_are_those_of_the_base(run, tmp_path):
     merge(run.plan(), tmp_path / "out", MergeOptions())
     (run.base / "model.bin").unlink()
     names = {p.name for p in (tmp_path / "out").iterdir()}
-    assert names == {p.name for p in run.base.iterdir()} | {"merge_manifest.json"}
+    assert names == {p.name for p in run.base.iterdir()} | {"merge_manifest.json", "README.md"}
     assert (tmp_path / "out" / "config.json").read_bytes() == (run.base / "config.json").read_bytes()
     with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}

@@ -39,6 +39,8 @@ class _Inputs:
     """LoRA's alpha, for checkpoints that do not carry it, such as Tunix's."""
     rslora: bool = False
     """With --alpha: scale by alpha / sqrt(rank) instead of alpha / rank."""
+    accept_unquantized: bool = False
+    """Take an adapter that was trained beside a quantised copy of the base."""
     json: bool = False
     """Print JSON for a machine instead of text."""
 
@@ -70,6 +72,10 @@ class AdapterCommand(_Inputs):
 
     out: OutPath
     """Folder to make; must not exist."""
+    key_style: Literal["new", "old"] = "new"
+    """Names of modules inside multimodal models: of transformers since 4.52, or before."""
+    check_server: Literal["none", "vllm", "vllm-tpu"] = "none"
+    """Refuse if this server would not apply all of it; else print the command that serves it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,14 +166,28 @@ def _merge(command: MergeCommand) -> int:
 
 def _adapter(command: AdapterCommand) -> int:
     from portlab_merge.peft_adapter import export_adapter
+    from portlab_merge.server_check import check_server
 
     plan = _make_plan(command)
-    config = export_adapter(plan, command.out)
+    server = None if command.check_server == "none" else check_server(plan, command.check_server, command.key_style)
+    if server and not server.works:
+        _print_lines(list(server.reasons))
+        raise CheckFailed(
+            f"{server.release} would not serve it: {_first_of(list(server.reasons))}",
+            fix="Nothing was written; serve the merged model: merge-ckpt merge",
+        )
+    config = export_adapter(plan, command.out, command.key_style)
     tensors = 2 * len(plan.targets) + (plan.rows is not None)
+    serve = server.command(str(plan.base.folder), str(command.out)) if server else ""
     if command.json:
-        _print_json({"out": str(command.out), "tensors": tensors, "config": config})
-    else:
-        print(f"Wrote {tensors} tensors, rank {config['r']}, to {command.out}.")
+        served = {"serve": serve, "notes": list(server.notes)} if server else {}
+        _print_json({"out": str(command.out), "tensors": tensors, "config": config, **served})
+        return 0
+    print(f"Wrote {tensors} tensors, rank {config['r']}, to {command.out}.")
+    if server:
+        print(f"{server.release} ({server.path}) serves it with:\n  {serve}")
+        for note in server.notes:
+            print(f"  - {note}")
     return 0
 
 
@@ -224,22 +244,23 @@ def _diff(command: DiffCommand) -> int:
 def _make_plan(command: _Inputs) -> "Plan":
     from portlab_merge.base_model import open_base
     from portlab_merge.checkpoint import read_checkpoint
-    from portlab_merge.plan import PlanRefused, make_plan
+    from portlab_merge.plan import PlanRefused, is_tied, make_plan
     from portlab_merge.sources import Given
 
-    checkpoint = read_checkpoint(command.ckpt, command.step, Given(command.alpha, command.rslora))
+    opened = None if command.base is None else open_base(command.base)
+    given = Given(command.alpha, command.rslora, opened is None or is_tied(opened))
+    checkpoint = read_checkpoint(command.ckpt, command.step, given)
     for line in checkpoint.skipped:
         print(f"merge-ckpt: passed over {line}", file=sys.stderr)
-    base = command.base
-    if base is None:
+    if opened is None:
         recorded = checkpoint.adapter.base
         if not (recorded.path and Path(recorded.path).is_dir()):
             raise UserError(
                 f"the run's base {recorded.id} is not at {recorded.path or 'a recorded path'}", fix="Pass --base DIR"
             )
-        base = Path(recorded.path)
+        opened = open_base(Path(recorded.path))
     try:
-        plan = make_plan(open_base(base), checkpoint)
+        plan = make_plan(opened, checkpoint, accept_unquantized=command.accept_unquantized)
     except PlanRefused as error:
         if len(error.problems) > 1:
             _print_lines(list(error.problems))

@@ -44,7 +44,8 @@ def open_item(location: Location) -> Item:
     """
     metadata = location.child(TREE).read_json("Orbax metadata")
     try:
-        leaves = metadata["tree_metadata"].values()
+        # An empty container has an entry and no array.
+        leaves = [m for m in metadata["tree_metadata"].values() if not m["value_metadata"].get("skip_deserialize")]
         paths = [tuple(str(part["key"]) for part in leaf["key_metadata"]) for leaf in leaves]
         flags = bool(metadata.get("use_ocdbt", False)), bool(metadata.get("use_zarr3", False))
     except (AttributeError, KeyError, TypeError):

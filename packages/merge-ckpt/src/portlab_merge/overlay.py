@@ -11,10 +11,11 @@ import numpy as np
 
 from portlab_merge.arithmetic import LowRankUpdate, RowReplacement, Update
 from portlab_merge.base_model import check_base_file, index_bytes
+from portlab_merge.model_card import CARD, model_card
 from portlab_merge.plan import FLOATS, Plan, refuse_overlap
 from portlab_merge.streaming import MergedFile, Progress, merge_file
 from portlab_spec.errors import UserError
-from portlab_spec.files import new_folder, require_free_space, write_bytes, write_json
+from portlab_spec.files import new_folder, require_free_space, write_bytes, write_json, write_text
 from portlab_spec.safetensors_file import INDEX_FILE
 from portlab_spec.safetensors_header import Header, encode_header, lay_out
 
@@ -75,8 +76,9 @@ def merge(plan: Plan, out: Path, options: MergeOptions, progress: Progress = lam
             write_bytes(staging / INDEX_FILE, index_bytes(base.index, data_bytes))
         manifest = _manifest(plan, options, shards, report)
         write_json(staging / MANIFEST, manifest)
+        write_text(staging / CARD, model_card(plan, "merged", report))
         # config.json comes last: without it no library takes the folder of a killed run for a model.
-        for file in sorted(side_files, key=lambda file: file.name == "config.json"):
+        for file in sorted(set(side_files) - {Path(CARD)}, key=lambda file: file.name == "config.json"):
             (staging / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(base.folder / file, staging / file)
         if options.dtype != "keep":

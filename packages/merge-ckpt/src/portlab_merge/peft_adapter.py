@@ -11,6 +11,7 @@ import numpy as np
 
 from portlab_merge.adapter import LoraSettings
 from portlab_merge.base_model import BaseModel, check_base_weights
+from portlab_merge.model_card import CARD, model_card
 from portlab_merge.peft_format import (
     CONFIG,
     EXPERTS,
@@ -23,7 +24,7 @@ from portlab_merge.peft_format import (
     rows_key,
 )
 from portlab_merge.plan import LoraTarget, Plan, refuse_overlap
-from portlab_spec.files import new_folder, require_free_space, write_json
+from portlab_spec.files import new_folder, require_free_space, write_json, write_text
 from portlab_spec.models.targets import pattern_value, scaling
 from portlab_spec.safetensors_header import encode_header, lay_out
 
@@ -53,6 +54,7 @@ def export_adapter(plan: Plan, out: Path, key_style: KeyStyle = "new") -> dict[s
             stream.write(encode_header(layout, {"format": "pt"}))
             for array in tensors.values():
                 stream.write(np.ascontiguousarray(array, dtype="<f4").data)
+        write_text(staging / CARD, model_card(plan, "adapter"))
         # Last: without its config no library takes the folder of a killed run for an adapter.
         write_json(staging / CONFIG, config)
     return config

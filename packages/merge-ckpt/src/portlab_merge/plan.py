@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from portlab_merge.adapter import ModuleUpdate, TokenRows
 from portlab_merge.base_model import BaseModel
 from portlab_merge.checkpoint import Checkpoint
 from portlab_merge.location import LocalPath
+from portlab_merge.sources.peft import base_copy_problems
 from portlab_spec.errors import UserError
 
 FLOATS = ("F32", "BF16", "F16")
@@ -103,14 +104,24 @@ class PlanRefused(UserError):
         super().__init__(f"{problems[0]}{more}", where=where, fix="Nothing was written")
 
 
-def make_plan(base: BaseModel, checkpoint: Checkpoint) -> Plan:
+def make_plan(base: BaseModel, checkpoint: Checkpoint, *, accept_unquantized: bool = False) -> Plan:
     """Match updates and tensors and check all that can be checked without reading a weight.
+
+    Args:
+        base: the model.
+        checkpoint: the adapter.
+        accept_unquantized: take an adapter that was trained beside a quantised copy of the base all the same.
 
     Raises:
         PlanRefused: with every problem found.
     """
     adapter = checkpoint.adapter
-    problems = [*adapter.problems, *_base_problems(base, checkpoint)]
+    problems = [*adapter.problems, *_base_problems(base, checkpoint), *base_copy_problems(adapter, base)]
+    if (quantized := _quantization(checkpoint)) and not accept_unquantized:
+        problems.append(
+            f"the adapter was trained beside a base in {quantized}, whose error it has learnt to mend; "
+            "--accept-unquantized takes the base as it is"
+        )
     targets = tuple(t for update in adapter.updates for t in _target(base, update, problems))
     rows = _rows_target(base, adapter.rows, problems) if adapter.rows else None
     if not (adapter.updates or adapter.rows or problems):
@@ -165,9 +176,6 @@ def _target(base: BaseModel, update: ModuleUpdate, problems: list[str]) -> Itera
         problems.append(f"{name} is {tensor.shape}, the update is {update.shape}")
     if tensor.dtype not in FLOATS:
         problems.append(f"{name} is {tensor.dtype}: a quantised base cannot be merged into")
-    if name.endswith(("embed_tokens.weight", "lm_head.weight")) and is_tied(base):
-        # The layer was trained as input or as output; tied weights would change as both.
-        problems.append(f"{name} has a low-rank update and is input and output at once: it cannot be merged")
     yield LoraTarget(name, tensor.shape, tensor.dtype, update)
 
 
@@ -175,6 +183,14 @@ def is_tied(base: BaseModel) -> bool:
     """Does one matrix serve as input embedding and as output? Gemma's rule, unless its config says otherwise."""
     heads = any(head.endswith("lm_head.weight") for head in base.tensors)
     return not heads and base.config.get("tie_word_embeddings") is not False
+
+
+def _quantization(checkpoint: Checkpoint) -> str:
+    """How the frozen weights were held in training; "" for as they are."""
+    recipe = checkpoint.adapter.record.get("recipe")
+    lora = recipe.get("lora") if isinstance(recipe, Mapping) else None
+    quantize = lora.get("quantize") if isinstance(lora, Mapping) else None
+    return "" if quantize in (None, "none") else str(quantize)
 
 
 def _rows_target(base: BaseModel, rows: TokenRows, problems: list[str]) -> RowsTarget | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from portlab_merge.base_model import BaseModel, open_base
+from portlab_merge.model_card import CARD
 from portlab_merge.overlay import MANIFEST, OUTPUT_DTYPES, config_with_dtype
 from portlab_merge.peft_adapter import adapter_config, adapter_tensors
 from portlab_merge.peft_format import CONFIG, WEIGHTS, key_style_of
@@ -115,7 +116,7 @@ def _structure_faults(plan: Plan, merged: BaseModel, dtype: str) -> list[str]:
         faults.append("config.json differs from the base's")
     for file in base.side_files():
         here, there = merged.folder / file, base.folder / file
-        if file.name == "config.json":
+        if str(file) in ("config.json", CARD):
             continue
         if not here.is_file():
             faults.append(f"file {file} is missing")

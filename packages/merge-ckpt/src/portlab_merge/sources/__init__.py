@@ -17,11 +17,13 @@ class Given:
     Attributes:
         alpha: LoRA's alpha, if typed.
         use_rslora: scale by alpha / sqrt(rank) rather than alpha / rank.
+        tied_embeddings: the base's output matrix is its embedding.
         where: the checkpoint, for messages.
     """
 
     alpha: float | None = None
     use_rslora: bool = False
+    tied_embeddings: bool = True
     where: str = ""
 
 
