@@ -1,6 +1,5 @@
 """The base: a Hugging Face model folder, described by its headers without reading a weight."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,12 +123,6 @@ def check_base_file(trained: BaseRecord, file: Path, digest: str) -> None:
             where=str(file),
             fix=f"Pass {trained.id or 'the base that was trained'} as --base",
         )
-
-
-def index_bytes(index: dict[str, Any], total_size: int) -> bytes:
-    """The index of the output: the base's, with the size of the data in bytes."""
-    metadata = {**(index.get("metadata") or {}), "total_size": total_size}
-    return (json.dumps({**index, "metadata": metadata}, indent=2) + "\n").encode()
 
 
 def _check_index(weight_map: dict[str, str], tensors: dict[str, tuple[str, TensorInfo]], path: Path) -> None:

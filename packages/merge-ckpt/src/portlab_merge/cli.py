@@ -58,10 +58,14 @@ class MergeCommand(_Inputs):
     """Folder to make; must not exist."""
     dtype: Literal["keep", "float32", "bfloat16"] = "keep"
     """Dtype of the float tensors written."""
+    max_shard_size: Annotated[str | None, tyro.conf.arg(metavar="5GB")] = None
+    """Most bytes in a weights file; left out, the files are those of the base."""
     scale: float = 1.0
     """Factor on the whole update."""
     threads: int = field(default_factory=lambda: min(4, os.cpu_count() or 1))
     """Workers; the bytes written do not depend on it."""
+    resume: bool = False
+    """Go on where a killed merge of the same inputs stopped; finished files are hashed, not written again."""
     verbose: bool = False
     """Print a line for every tensor instead of one for every target."""
 
@@ -151,9 +155,11 @@ def _plan(command: PlanCommand) -> int:
 def _merge(command: MergeCommand) -> int:
     from portlab_merge.overlay import MergeOptions, merge
     from portlab_merge.report import print_merge
+    from portlab_merge.shards import parse_size
 
     plan = _make_plan(command)
-    options = MergeOptions(command.dtype, command.scale, command.threads)
+    size = None if command.max_shard_size is None else parse_size(command.max_shard_size)
+    options = MergeOptions(command.dtype, command.scale, size, command.threads, command.resume)
     total = sum(header.data_bytes for header in plan.base.shards.values())
     with _progress("merging", total) as progress:
         manifest = merge(plan, command.out, options, progress)

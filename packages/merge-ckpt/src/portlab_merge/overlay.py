@@ -5,24 +5,22 @@ import shutil
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from portlab_merge.arithmetic import LowRankUpdate, RowReplacement, Update
-from portlab_merge.base_model import check_base_file, index_bytes
+from portlab_merge.base_model import check_base_file
+from portlab_merge.journal import Journal
 from portlab_merge.model_card import CARD, model_card
-from portlab_merge.plan import FLOATS, Plan, refuse_overlap
-from portlab_merge.streaming import MergedFile, Progress, merge_file
+from portlab_merge.plan import Plan, refuse_overlap
+from portlab_merge.shards import Dtype, index_bytes, output_headers
+from portlab_merge.streaming import Progress, WeightsFile, Written, merge_files
 from portlab_spec.errors import UserError
 from portlab_spec.files import new_folder, require_free_space, write_bytes, write_json, write_text
 from portlab_spec.safetensors_file import INDEX_FILE
-from portlab_spec.safetensors_header import Header, encode_header, lay_out
-
-Dtype = Literal["keep", "float32", "bfloat16"]
 
 MANIFEST = "merge_manifest.json"
-OUTPUT_DTYPES: dict[str, str] = {"float32": "F32", "bfloat16": "BF16"}
 
 
 @dataclass(frozen=True)
@@ -32,16 +30,26 @@ class MergeOptions:
     Attributes:
         dtype: of the float tensors of the output; "keep" leaves each as it is in the base.
         scale: factor on the whole update.
+        max_shard_size: bytes of data in a weights file; None keeps the files of the base.
         threads: workers; the output does not depend on it.
+        resume: go on where a killed merge of the same inputs stopped, and leave what is finished on failure.
     """
 
     dtype: Dtype = "keep"
     scale: float = 1.0
+    max_shard_size: int | None = None
     threads: int = field(default_factory=lambda: min(4, os.cpu_count() or 1))
+    resume: bool = False
 
 
 def merge(plan: Plan, out: Path, options: MergeOptions, progress: Progress = lambda done: None) -> dict[str, Any]:
     """Write the merged model folder; it appears whole or not at all.
+
+    Args:
+        plan: what to do.
+        out: folder to make.
+        options: how.
+        progress: told of the base's bytes that are done.
 
     Returns:
         The content of its `merge_manifest.json`.
@@ -52,47 +60,58 @@ def merge(plan: Plan, out: Path, options: MergeOptions, progress: Progress = lam
     """
     if not (np.isfinite(options.scale) and options.scale != 0):
         raise UserError(f"--scale {options.scale} must be a finite number other than 0", fix="Pass --scale 1.0")
+    if options.max_shard_size is not None and options.max_shard_size < 1:
+        raise UserError(f"--max-shard-size {options.max_shard_size} must be at least 1 byte", fix="Pass 5GB")
     if options.threads < 1:
         raise UserError(f"--threads {options.threads} must be at least 1", fix="Pass --threads 1")
     base, checkpoint = plan.base, plan.checkpoint
     refuse_overlap(out, base.folder, checkpoint)
-    layouts = {name: output_layout(header, options.dtype) for name, header in base.shards.items()}
-    side_files = base.side_files()
-    data_bytes = sum(header.data_bytes for header in layouts.values())
+    headers = output_headers(base, options.dtype, options.max_shard_size)
+    side_files = [file for file in base.side_files() if str(file) != CARD]
     overhead = sum((base.folder / file).stat().st_size for file in side_files)
-    overhead += sum(header.data_start for header in layouts.values()) + (1 << 20)
+    overhead += sum(header.data_start for header in headers.values()) + (1 << 20)
+    data_bytes = sum(header.data_bytes for header in headers.values())
     require_free_space(out.parent, data_bytes + overhead, "the merged model")
 
-    updates = planned_updates(plan, options.scale)
-    shards, report = {}, {}
-    with new_folder(out) as staging:
-        for name, header in base.shards.items():
-            source = base.folder / name
-            shard = merge_file(source, header, staging / name, layouts[name], updates, options.threads, progress)
-            check_base_file(checkpoint.adapter.base, source, shard.base_sha256)
-            shards[name] = shard
-            report.update({tensor: stats.report() for tensor, stats in shard.stats.items()})
-        if base.index is not None:
-            write_bytes(staging / INDEX_FILE, index_bytes(base.index, data_bytes))
-        manifest = _manifest(plan, options, shards, report)
+    job = _job(plan, options)
+    with new_folder(out, resume=options.resume) as staging:
+        journal = Journal(staging, job)
+        written = journal.finished()
+        read: dict[str, str] = {}
+
+        def on_read(path: Path, digest: str) -> None:
+            check_base_file(checkpoint.adapter.base, path, digest)
+            read[path.name] = digest
+
+        def on_written(path: Path, file: Written) -> None:
+            journal.add(path, file)
+            written[path] = file
+
+        merge_files(
+            [WeightsFile(base.folder / name, header) for name, header in base.shards.items()],
+            [WeightsFile(staging / name, header) for name, header in headers.items()],
+            planned_updates(plan, options.scale),
+            options.threads,
+            done=tuple(written),
+            on_read=on_read,
+            on_written=on_written,
+            progress=progress,
+        )
+        if index := index_bytes(headers, base.index):
+            write_bytes(staging / INDEX_FILE, index)
+        manifest = _manifest(
+            job, {name: read[name] for name in base.shards}, {n: written[staging / n] for n in headers}
+        )
         write_json(staging / MANIFEST, manifest)
-        write_text(staging / CARD, model_card(plan, "merged", report))
+        write_text(staging / CARD, model_card(plan, "merged", manifest["tensors"]))
+        journal.remove()
         # config.json comes last: without it no library takes the folder of a killed run for a model.
-        for file in sorted(set(side_files) - {Path(CARD)}, key=lambda file: file.name == "config.json"):
+        for file in sorted(side_files, key=lambda file: file.name == "config.json"):
             (staging / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(base.folder / file, staging / file)
         if options.dtype != "keep":
             write_json(staging / "config.json", config_with_dtype(base.config, options.dtype))
     return manifest
-
-
-def output_layout(header: Header, dtype: Dtype) -> Header:
-    """Header of the output of a base file: same tensors in the same order, float tensors in the wanted dtype."""
-    wanted = OUTPUT_DTYPES.get(dtype)
-    tensors = lay_out((t.name, wanted if wanted and t.dtype in FLOATS else t.dtype, t.shape) for t in header.tensors)
-    # transformers 4.x refuses weights whose metadata does not name a framework.
-    metadata = {**header.metadata, "format": "pt"}
-    return Header(tensors, metadata, len(encode_header(tensors, metadata)))
 
 
 def config_with_dtype(config: dict[str, Any], dtype: str) -> dict[str, Any]:
@@ -112,9 +131,8 @@ def planned_updates(plan: Plan, scale: float) -> dict[str, Update]:
     return updates
 
 
-def _manifest(
-    plan: Plan, options: MergeOptions, shards: dict[str, MergedFile], report: dict[str, dict[str, float]]
-) -> dict[str, Any]:
+def _job(plan: Plan, options: MergeOptions) -> dict[str, Any]:
+    """All that decides the bytes of the output, but the base's weights."""
     adapter = plan.checkpoint.adapter
     lora = adapter.lora
     return {
@@ -123,7 +141,6 @@ def _manifest(
         "base": {
             "id": adapter.base.id,
             "revision": adapter.base.revision,
-            "files_sha256": {name: shard.base_sha256 for name, shard in shards.items()},
             "config_sha256": plan.base.config_sha256,
         },
         "checkpoint": {"format": adapter.origin, "step": plan.checkpoint.step, "adapter_sha256": adapter.digest},
@@ -137,6 +154,14 @@ def _manifest(
         },
         "dtype": options.dtype,
         "scale": options.scale,
-        "files_sha256": {name: shard.sha256 for name, shard in shards.items()},
-        "tensors": report,
+        "max_shard_size": options.max_shard_size,
+    }
+
+
+def _manifest(job: dict[str, Any], base_sha256: dict[str, str], written: dict[str, Written]) -> dict[str, Any]:
+    return {
+        **job,
+        "base": {**job["base"], "files_sha256": base_sha256},
+        "files_sha256": {name: file.sha256 for name, file in written.items()},
+        "tensors": {name: change.report() for file in written.values() for name, change in file.stats.items()},
     }

@@ -1,15 +1,19 @@
-"""One weights file through a merge: read once, updated, written once.
+"""Weights files through a merge: read once, updated, written once.
 
-In the order of its bytes: threads read and compute blocks, the writer appends them, and the digests of both files
-are taken on the way. Nothing but the adapter and a few blocks is ever in memory.
+In the order of their bytes: threads read and compute blocks, the writer appends them, and the digests of all files
+are taken on the way. Nothing but the adapter and a few blocks is ever in memory. Where the output begins a new file is
+its own affair: the tensors of all files are one sequence.
 """
 
 import hashlib
 import math
-from collections.abc import Buffer, Callable, Iterator
-from contextlib import closing
+from collections.abc import Buffer, Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -24,19 +28,30 @@ Progress = Callable[[int], None]  # called with the number of base bytes that ar
 COPY_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
-class MergedFile:
-    """Digests of a base file and of what was made of it, and what changed by tensor."""
+class WeightsFile(NamedTuple):
+    """A safetensors file that is there, or is to be made."""
 
-    base_sha256: str
+    path: Path
+    header: Header
+
+
+@dataclass(frozen=True)
+class Written:
+    """Digest of a file that was made, and what changed in it by tensor."""
+
     sha256: str
     stats: dict[str, ChangeStats]
 
 
 @dataclass(frozen=True)
 class _Block:
-    """A range of the base's data in one tensor: whole rows of a matrix if it is updated, else any whole elements."""
+    """A range of a base file's data in one tensor: whole rows of a matrix if it is updated, else any whole elements.
 
+    `source` and `output` are the numbers of the two files.
+    """
+
+    source: int
+    output: int
     tensor: TensorInfo
     target: str
     start: int
@@ -45,74 +60,166 @@ class _Block:
     update: Update | None
 
 
-def _blocks(header: Header, layout: Header, updates: dict[str, Update]) -> Iterator[_Block]:
-    for tensor, output in zip(header.tensors, layout.tensors, strict=True):
-        update = updates.get(tensor.name)
-        if update is None:
-            for start in range(tensor.start, tensor.end, COPY_BYTES):
-                yield _Block(tensor, output.dtype, start, min(start + COPY_BYTES, tensor.end), 0, None)
-            continue
-        rows, columns = tensor.shape[-2:]
-        row_bytes = tensor.nbytes // math.prod(tensor.shape[:-1])
-        size = row_bytes * rows_per_block(columns)
-        for matrix in range(tensor.start, tensor.end, row_bytes * rows):
-            end = matrix + row_bytes * rows
-            for start in range(matrix, end, size):
-                first_row = (start - tensor.start) // row_bytes
-                yield _Block(tensor, output.dtype, start, min(start + size, end), first_row, update)
+class _Result(NamedTuple):
+    block: _Block
+    raw: np.ndarray
+    data: Buffer | None  # None where the output has it already
+    change: ChangeStats | None
 
 
-def merge_file(
-    source: Path,
-    header: Header,
-    destination: Path,
-    layout: Header,
+def merge_files(
+    base: Sequence[WeightsFile],
+    outputs: Sequence[WeightsFile],
     updates: dict[str, Update],
     threads: int,
-    progress: Progress,
-) -> MergedFile:
-    """Write one weights file of the output.
+    *,
+    done: Collection[Path] = (),
+    on_read: Callable[[Path, str], None],
+    on_written: Callable[[Path, Written], None],
+    progress: Progress = lambda done: None,
+) -> None:
+    """Write the weights files of the output.
 
     Args:
-        source: the base's file.
-        header: its header.
-        destination: file to create.
-        layout: its header: the same tensors in the same order.
-        updates: by tensor name; other tensors are copied, or converted if the layout has another dtype.
+        base: the base's files.
+        outputs: files to create; one after the other they hold the base's tensors in the base's order.
+        updates: by tensor name; other tensors are copied, or converted if the output has another dtype.
         threads: workers.
+        done: outputs that exist already; what they come from is still read, for its digest.
+        on_read: told of the sha256 of each base file.
+        on_written: told of each output once it is on disk.
         progress: told of the base's bytes that are done.
 
     Raises:
         UserError: the base became shorter meanwhile, or a merged value is not finite.
     """
-    stats: dict[str, ChangeStats] = {}
-    base_sha256, sha256, scratch = hashlib.sha256(), hashlib.sha256(), Scratch()
-    with (
-        InputFile(source) as base,
-        OutputFile(destination) as output,
-        Behind(base_sha256.update) as hash_base,
-        Behind(sha256.update) as hash_output,
-        Behind(output.write) as append,
-    ):
+    scratch, seen = Scratch(), set(done)
+    with ExitStack() as stack:
+        inputs = [stack.enter_context(InputFile(file.path)) for file in base]
 
-        def work(block: _Block) -> tuple[_Block, Buffer, Buffer, ChangeStats | None]:
-            raw = base.read(header.data_start + block.start, block.end - block.start)
-            return block, raw, *_compute(block, raw, scratch)
+        def work(block: _Block) -> _Result:
+            at = base[block.source].header.data_start + block.start
+            raw = inputs[block.source].read(at, block.end - block.start)
+            if outputs[block.output].path in done:
+                return _Result(block, raw, None, None)
+            return _Result(block, raw, *_compute(block, raw, scratch))
 
-        def write(data: Buffer) -> None:
-            hash_output(data)
-            append(data)
+        digests = stack.enter_context(_BaseDigests(base, inputs, on_read))
+        results = stack.enter_context(closing(in_order(work, _blocks(base, outputs, updates), threads)))
+        for number, group in groupby(results, key=lambda result: result.block.output):
+            file = outputs[number]
+            with _NewFile(file, on_written) if file.path not in done else _Skipped() as new:
+                for result in group:
+                    digests.add(result)
+                    new.add(result)
+                    progress(len(result.raw))
+            seen.add(file.path)
+    for file in outputs:
+        if file.path not in seen:  # it holds no bytes but its header's
+            with _NewFile(file, on_written):
+                pass
 
-        hash_base(base.read(0, header.data_start))
-        write(encode_header(layout.tensors, layout.metadata))
-        with closing(in_order(work, _blocks(header, layout, updates), threads)) as results:
-            for block, raw, data, change in results:
-                hash_base(raw)
-                write(data)
-                if change is not None:
-                    stats[block.tensor.name] = stats.get(block.tensor.name, ChangeStats()) + change
-                progress(block.end - block.start)
-    return MergedFile(base_sha256.hexdigest(), sha256.hexdigest(), stats)
+
+class _BaseDigests:
+    """The sha256 of the base's files, each reported once its last block is added."""
+
+    def __init__(
+        self, base: Sequence[WeightsFile], inputs: Sequence[InputFile], on_read: Callable[[Path, str], None]
+    ) -> None:
+        self._base, self._on_read = base, on_read
+        self._digests = [hashlib.sha256(i.read(0, f.header.data_start)) for f, i in zip(base, inputs, strict=True)]
+        self._left = [file.header.data_bytes for file in base]
+        self._behind = Behind(self._update)
+
+    def add(self, result: _Result) -> None:
+        self._behind(result)
+
+    def _update(self, result: _Result) -> None:
+        number = result.block.source
+        self._digests[number].update(result.raw)
+        self._left[number] -= len(result.raw)
+        if not self._left[number]:
+            self._on_read(self._base[number].path, self._digests[number].hexdigest())
+
+    def __enter__(self) -> Self:
+        for file, digest in zip(self._base, self._digests, strict=True):
+            if not file.header.data_bytes:
+                self._on_read(file.path, digest.hexdigest())
+        self._behind.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._behind.__exit__(kind, error, tb)
+
+
+class _NewFile:
+    """A file of the output while it is written; its digest is taken, and the disk works, beside the caller."""
+
+    def __init__(self, file: WeightsFile, on_written: Callable[[Path, Written], None]) -> None:
+        self._file, self._on_written = file, on_written
+        self._sha256, self._stats, self._stack = hashlib.sha256(), dict[str, ChangeStats](), ExitStack()
+
+    def add(self, result: _Result) -> None:
+        assert result.data is not None
+        self._write(result.data)
+        if result.change is not None:
+            name = result.block.tensor.name
+            self._stats[name] = self._stats.get(name, ChangeStats()) + result.change
+
+    def _write(self, data: Buffer) -> None:
+        self._hash(data)
+        self._append(data)
+
+    def __enter__(self) -> Self:
+        output = self._stack.enter_context(OutputFile(self._file.path))
+        self._hash = self._stack.enter_context(Behind(self._sha256.update))
+        self._append = self._stack.enter_context(Behind(output.write))
+        self._write(encode_header(self._file.header.tensors, self._file.header.metadata))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._stack.__exit__(kind, error, tb)
+        if kind is None:
+            self._on_written(self._file.path, Written(self._sha256.hexdigest(), self._stats))
+
+
+class _Skipped:
+    """In the place of a file that exists already."""
+
+    def add(self, result: _Result) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        pass
+
+
+def _blocks(
+    base: Sequence[WeightsFile], outputs: Sequence[WeightsFile], updates: dict[str, Update]
+) -> Iterator[_Block]:
+    places = ((number, tensor) for number, file in enumerate(outputs) for tensor in file.header.tensors)
+    tensors = ((number, tensor) for number, file in enumerate(base) for tensor in file.header.tensors)
+    for (source, tensor), (output, made) in zip(tensors, places, strict=True):
+        assert tensor.name == made.name
+        for start, end, first_row in _ranges(tensor, updates.get(tensor.name)):
+            yield _Block(source, output, tensor, made.dtype, start, end, first_row, updates.get(tensor.name))
+
+
+def _ranges(tensor: TensorInfo, update: Update | None) -> Iterator[tuple[int, int, int]]:
+    """Start, end and first row of the blocks of a tensor."""
+    if update is None:
+        for start in range(tensor.start, tensor.end, COPY_BYTES):
+            yield start, min(start + COPY_BYTES, tensor.end), 0
+        return
+    rows, columns = tensor.shape[-2:]
+    row_bytes = tensor.nbytes // math.prod(tensor.shape[:-1])
+    size = row_bytes * rows_per_block(columns)
+    for matrix in range(tensor.start, tensor.end, row_bytes * rows):
+        end = matrix + row_bytes * rows
+        for start in range(matrix, end, size):
+            yield start, min(start + size, end), (start - tensor.start) // row_bytes
 
 
 def _compute(block: _Block, raw: np.ndarray, scratch: Scratch) -> tuple[Buffer, ChangeStats | None]:

@@ -12,10 +12,11 @@ import numpy as np
 
 from portlab_merge.base_model import BaseModel, open_base
 from portlab_merge.model_card import CARD
-from portlab_merge.overlay import MANIFEST, OUTPUT_DTYPES, config_with_dtype
+from portlab_merge.overlay import MANIFEST, config_with_dtype
 from portlab_merge.peft_adapter import adapter_config, adapter_tensors
 from portlab_merge.peft_format import CONFIG, WEIGHTS, key_style_of
 from portlab_merge.plan import FLOATS, LoraTarget, Plan, RowsTarget
+from portlab_merge.shards import OUTPUT_DTYPES, output_headers
 from portlab_merge.stored import PRECISION, StoredTensor
 from portlab_spec.errors import CheckFailed, UserError
 from portlab_spec.files import read_json, sha256_file
@@ -38,11 +39,12 @@ def verify_merged(plan: Plan, folder: Path, progress: Progress = lambda done: No
     try:
         manifest = read_json(folder / MANIFEST, "manifest of the merge")
         merged = open_base(folder)
-        dtype, scale, files = str(manifest["dtype"]), float(manifest["scale"]), dict(manifest["files_sha256"])
+        dtype, scale, files = manifest["dtype"], float(manifest["scale"]), dict(manifest["files_sha256"])
         adapter = manifest["checkpoint"]["adapter_sha256"]
+        shards = set(output_headers(plan.base, dtype, manifest.get("max_shard_size")))
     except (UserError, KeyError, TypeError, ValueError) as error:
         raise CheckFailed(f"not a merged model: {error}", where=str(folder), fix="Run merge-ckpt merge again") from None
-    faults = _structure_faults(plan, merged, dtype)
+    faults = _structure_faults(plan, merged, dtype, shards)
     if adapter != plan.checkpoint.adapter.digest:
         faults.append("the manifest names another adapter than this checkpoint's")
     faults += [
@@ -101,13 +103,13 @@ def verify_adapter(plan: Plan, folder: Path) -> list[str]:
     return faults
 
 
-def _structure_faults(plan: Plan, merged: BaseModel, dtype: str) -> list[str]:
+def _structure_faults(plan: Plan, merged: BaseModel, dtype: str, shards: set[str]) -> list[str]:
     """Faults of the folder as a whole: set of tensors, files, config, index."""
     base = plan.base
     faults = [f"tensor {name} is missing" for name in sorted(set(base.tensors) - set(merged.tensors))]
     faults += [f"tensor {name} should not be there" for name in sorted(set(merged.tensors) - set(base.tensors))]
-    if set(base.shards) != set(merged.shards):
-        faults.append(f"weights files are {sorted(merged.shards)}, expected {sorted(base.shards)}")
+    if shards != set(merged.shards):
+        faults.append(f"weights files are {sorted(merged.shards)}, expected {sorted(shards)}")
     for name, header in merged.shards.items():
         if header.metadata.get("format") != "pt":
             faults.append(f"{name} does not name its format in __metadata__")

@@ -59,10 +59,15 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
+def new_folder(path: Path, *, resume: bool = False) -> Iterator[Path]:
     """Yield a staging sibling that becomes `path` on success and vanishes on any failure.
 
     Stale stagings of killed runs (same name, dead process) are removed first.
+
+    Args:
+        path: the folder.
+        resume: take the newest stale staging as it is, and leave it on failure, for the next to take, unless
+            the failure is a UserError.
 
     Raises:
         UserError: `path` exists.
@@ -70,9 +75,14 @@ def new_folder(path: Path) -> Iterator[Path]:
     if path.exists():
         raise UserError("already exists", where=str(path), fix="Choose another --out, or remove it")
     path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_stale(path)
     staging = path.parent / f".{path.name}.partial-{os.getpid()}"
-    staging.mkdir()
+    stale = sorted(_stale(path), key=lambda folder: folder.stat().st_mtime)
+    if resume and stale:
+        stale.pop().rename(staging)
+    else:
+        staging.mkdir()
+    for folder in stale:
+        shutil.rmtree(folder, ignore_errors=True)
     try:
         yield staging
         for file in staging.rglob("*"):
@@ -82,8 +92,10 @@ def new_folder(path: Path) -> Iterator[Path]:
         sync_folder(staging)
         os.rename(staging, path)
         sync_folder(path.parent)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
+    except BaseException as error:
+        # Bad input stays bad; a full disk or Ctrl-C may pass.
+        if not resume or isinstance(error, UserError):
+            shutil.rmtree(staging, ignore_errors=True)
         raise
 
 
@@ -136,11 +148,12 @@ def require_free_space(
         )
 
 
-def _remove_stale(path: Path) -> None:
+def _stale(path: Path) -> Iterator[Path]:
+    """Stagings of processes that are gone."""
     for sibling in path.parent.glob(f".{path.name}.partial-*"):
         pid = sibling.name.rpartition("-")[2]
         if not (pid.isdigit() and int(pid) != os.getpid() and _is_running(int(pid))):
-            shutil.rmtree(sibling, ignore_errors=True)
+            yield sibling
 
 
 def _is_running(pid: int) -> bool:
