@@ -2,8 +2,7 @@
 
     python make_maxtext.py OUT [CASE ...]
 
-Needs maxtext 0.2.5 with google-tunix 0.1.7 and what they import. The bases are converted by MaxText's own mapping;
-leaves stacked in a way that it does not know are added to it.
+Needs maxtext 0.2.5 with google-tunix 0.1.7 and what they import. The bases are converted by MaxText's own mapping.
 """
 
 import os
@@ -97,8 +96,9 @@ KEY_IS_VALUE = (("attention_k_eq_v", True),)
 CASES = {
     "maxtext-gemma3-scanned": Case("gemma3-4b", 13, True, saves=("pretrain", "sft")),
     "maxtext-gemma3": Case("gemma3-4b", 7, False, modules=DENSE, saves=("whole",)),
+    # Whole blocks only: in Hugging Face's model the last layer is a global one.
     "maxtext-gemma4-scanned": Case(
-        "gemma4-31b", 13, True, GLOBAL, GLOBAL_HF + KEY_IS_VALUE, DENSE, saves=("pretrain", "sft")
+        "gemma4-31b", 12, True, GLOBAL, GLOBAL_HF + KEY_IS_VALUE, DENSE, saves=("pretrain", "sft")
     ),
     "maxtext-gemma4-e": Case(
         "gemma4-e2b",
@@ -212,8 +212,6 @@ def hf_tensors(model: nnx.Module, case: Case, config: Any) -> dict[str, np.ndarr
     state = {"params-" + "-".join(map(str, path)): leaf[...] for path, leaf in flat}
     mappings = to_huggingface._get_model_mappings(case.model, case.scan, wrapper, config)
     names, hooks = mappings["param_mapping"], mappings["hook_fn_mapping"]
-    if "params-decoder-layers_remainder-local_layers-layer_scalar" in state:
-        add_remainder(names, hooks, case)
     names = {key: value for key, value in names.items() if "vision" not in str(key)}
     keys = validate_and_filter_param_map_keys(names, set(state))
     tensors: dict[str, Any] = {}
@@ -222,16 +220,6 @@ def hf_tensors(model: nnx.Module, case: Case, config: Any) -> dict[str, np.ndarr
         tensors |= process_maxtext_param(key, weight, names, hooks, mappings["shape_mapping"], config)
     assert not state, f"not converted: {sorted(state)}"
     return {name.replace("model.language_model.", "model."): np.asarray(value) for name, value in tensors.items()}
-
-
-def add_remainder(names: dict[Any, Any], hooks: dict[Any, Any], case: Case) -> None:
-    """The layers behind the last whole block of a scanned Gemma 4, which MaxText stacks and its mapping does not."""
-    old, new = "params-decoder-layers_remainder-layers_", "params-decoder-layers_remainder-local_layers"
-    for key in [key for key in names if str(key).startswith(old)]:
-        position, _, rest = key.removeprefix(old).partition("-")
-        names.setdefault(f"{new}-{rest}", []).insert(int(position), names.pop(key))
-        if key in hooks:
-            hooks[f"{new}-{rest}"] = hooks.pop(key)
 
 
 def adapt(model: nnx.Module, mesh: Any, config: Any) -> nnx.Module:

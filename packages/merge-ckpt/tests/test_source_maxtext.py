@@ -31,14 +31,13 @@ LORA = {
 }
 SCANNED, REST = ("decoder", "layers", "layers_2"), ("decoder", "layers_remainder", "layers_0")
 QUERY = ("self_attention", "query", "kernel")
-# Of each place in the tree, the layers of 13 in the order in which they are stacked.
+# Of each place in the tree, the layers (of 13, or 12) in the order in which they are stacked.
 PLACES = {
     r"layers_(\d+)": lambda i: np.int64(i),
     r"layers\.layers_(\d)": lambda k: np.array([k, 6 + k]),
     r"layers_remainder\.layers_(\d)": lambda k: np.int64(12 + k),
     r"scanned_blocks\.local_layers": lambda: np.array([[0, 1, 2, 3, 4], [6, 7, 8, 9, 10]]),
     r"scanned_blocks\.global_layer": lambda: np.array([5, 11]),
-    r"layers_remainder\.local_layers": lambda: np.array([12]),
 }
 MODULES = {
     "self_attention.query": "self_attn.q_proj",
@@ -234,8 +233,8 @@ LOCAL = ("decoder", "scanned_blocks", "local_layers")
         pytest.param(
             pair(("decoder", "layers"), 2), {}, "no module that can be merged", id="stacked without the pattern"
         ),
-        pytest.param(on_first_axis(pair(SCANNED, 2)), {}, "layers on axis 1", id="another axis"),
-        pytest.param(pair(SCANNED), {}, "expected (in, layers, r) and (r, layers, out)", id="not stacked"),
+        pytest.param(on_first_axis(pair(SCANNED, 2)), {}, "from axis 1 on", id="another axis"),
+        pytest.param(pair(SCANNED), {}, "expected (in, blocks, r) and (r, blocks, out)", id="not stacked"),
         pytest.param(pair(("decoder", "layers_1"), 2), {}, "expected (in, r) and (r, out)", id="stacked for one layer"),
         pytest.param(pair(LOCAL, 2), {}, "expected (in, blocks, layers, r)", id="stacked once for twice"),
         pytest.param(pair(LOCAL, 2, 4), {}, "stacks 4 sliding layers a block, expected 5", id="short block"),

@@ -3,8 +3,9 @@
 Paths and axes as MaxText 0.2.5 writes them (layers/nnx_decoders.py, models/gemma3.py, gemma4.py, gemma4_small.py;
 qwix 0.1.8, `_src/providers/lora.py`), the meaning of names by checkpoint_conversion/utils/param_mapping.py. A leaf is
 `<kernel>_lora_a` (in, r) or `<kernel>_lora_b` (r, out), heads flattened, head-major. Layers that are scanned are
-stacked behind the first axis, (in, L, r) and (r, L, out): that is `param_scan_axis: 1`, the default, which no
-checkpoint records. Scaling is alpha / rank.
+stacked behind the first axis, (in, blocks, r) and (r, blocks, out): that is `param_scan_axis: 1`, the default, which no
+checkpoint records. Scaling is alpha / rank. Its own checkpoints (item `items`) say what alpha was and whether layers
+are scanned; those of its fine-tuning, saved by Tunix (item `model_params`), say nothing.
 """
 
 import re
@@ -77,7 +78,6 @@ _FORMS = (
     _Form(re.compile(r"decoder/layers_remainder/layers_([0-5])"), remainder=True),
     _Form(re.compile(r"decoder/scanned_blocks/local_layers"), (PATTERN, 1)),
     _Form(re.compile(r"decoder/scanned_blocks/global_layer"), (PATTERN,), first=PATTERN - 1),
-    _Form(re.compile(r"decoder/layers_remainder/local_layers"), (1,), remainder=True),
 )
 
 
@@ -200,11 +200,10 @@ def _place(
         return None
     stacked = len(form.strides) if form else 0
     if a.ndim != 2 + stacked or b.ndim != a.ndim or a.shape[1:-1] != b.shape[1:-1] or a.shape[-1] != b.shape[0]:
-        axes = ", ".join(("blocks", "layers")[:stacked] if stacked == 2 else ("layers",) * stacked)
-        axes = f", {axes}" if axes else ""
+        axes = "".join((", blocks", ", layers")[:stacked])
         problems.append(
             f"leaves {name}_lora_a {a.shape} and _lora_b {b.shape} do not fit together: "
-            f"expected (in{axes}, r) and (r{axes}, out), scanned layers on axis 1 (MaxText's param_scan_axis: 1)"
+            f"expected (in{axes}, r) and (r{axes}, out), stacked from axis 1 on (MaxText's param_scan_axis: 1)"
         )
         return None
     return _Pair(name, module, form, first, a.astype(np.float32), b.astype(np.float32))
