@@ -25,6 +25,7 @@ class Cost(NamedTuple):
         read_bytes: from storage.
         written_bytes: to storage.
         syscall_read_bytes: asked of the kernel, from its cache or not; mapped files do not show.
+        call_seconds: without start and imports, where a command tells.
     """
 
     seconds: float
@@ -33,6 +34,7 @@ class Cost(NamedTuple):
     read_bytes: int
     written_bytes: int
     syscall_read_bytes: int
+    call_seconds: float = 0.0
 
 
 def run(command: Sequence[str | Path], out: Path, environment: Mapping[str, str]) -> Cost:
@@ -81,7 +83,6 @@ class _PeakMemory:
     def _watch(self) -> None:
         while not self._done.wait(0.02):
             for pid in _tree(self._pid):
-                # A process between fork and exec still shows its parent's memory.
                 peak = _fields(PROC / str(pid) / "status").get("VmHWM", 0) * 1024
                 self._peaks[pid] = max(self._peaks.get(pid, 0), peak)
 

@@ -88,7 +88,7 @@ def main(base: Path, adapter: Path, out: Path, rank: int, alpha: float) -> None:
     started = time.perf_counter()
     params.save_lora_merged_model_as_safetensors(str(base), str(out), model, rank, alpha)
     put_on_disk(out)
-    Path(f"{out}.json").write_text(json.dumps({"seconds": time.perf_counter() - started}))
+    Path(f"{out}.json").write_text(json.dumps({"call_seconds": time.perf_counter() - started}))
 
 
 if __name__ == "__main__":
