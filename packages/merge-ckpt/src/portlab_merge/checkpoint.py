@@ -8,13 +8,14 @@ from portlab_merge.location import LocalPath, Location, open_location
 from portlab_merge.orbax_store import open_item, read_arrays
 from portlab_merge.sources import Given, Source
 from portlab_merge.sources.gemma import GemmaSource
+from portlab_merge.sources.maxtext import MaxTextSource
 from portlab_merge.sources.peft import is_peft, read_peft
 from portlab_merge.sources.portlab import PortlabSource
 from portlab_merge.sources.tunix import TunixSource
 from portlab_merge.steps import pick_step
 from portlab_spec.errors import UserError
 
-SOURCES: tuple[Source, ...] = (PortlabSource(), TunixSource(), GemmaSource())
+SOURCES: tuple[Source, ...] = (PortlabSource(), TunixSource(), GemmaSource(), MaxTextSource())
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -18,6 +18,7 @@ from portlab_spec import cli
 from portlab_spec.errors import CheckFailed, UserError
 
 if TYPE_CHECKING:
+    from portlab_merge.logits import LogitReport
     from portlab_merge.plan import Plan
 
 BasePath = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
@@ -90,6 +91,8 @@ class VerifyCommand(_Inputs):
     """Folder that merge wrote."""
     adapter: BasePath = None
     """Folder that adapter wrote."""
+    logits: bool = False
+    """Also run base, base + adapter and merged model; needs the extra [logits] and room for one model in f32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,27 +202,47 @@ def _adapter(command: AdapterCommand) -> int:
 
 def _verify(command: VerifyCommand) -> int:
     from portlab_merge.base_model import check_base_weights
+    from portlab_merge.report import print_logits
     from portlab_merge.verify import verify_adapter, verify_merged
 
     if command.merged is None and command.adapter is None:
         raise UserError("nothing to verify", fix="Pass --merged DIR, --adapter DIR or both")
     plan = _make_plan(command)
     check_base_weights(plan.base, plan.checkpoint.adapter.base)
+    if command.logits and command.merged is None:
+        raise UserError("--logits compares a merged model", fix="Pass --merged DIR too")
     faults: list[str] = []
+    logits = None
     if command.merged is not None:
         total = sum(header.data_bytes for header in plan.base.shards.values())
         with _progress("verifying", total) as progress:
             faults += [f"{command.merged}: {fault}" for fault in verify_merged(plan, command.merged, progress)]
     if command.adapter is not None:
         faults += [f"{command.adapter}: {fault}" for fault in verify_adapter(plan, command.adapter)]
+    if command.logits and command.merged is not None and not faults:
+        logits = _compare_logits(plan, command.merged)
+        faults += [f"{command.merged}: {fault}" for fault in logits.faults()]
     if command.json:
-        _print_json({"ok": not faults, "faults": faults, "step": plan.checkpoint.step})
+        more = {"logits": asdict(logits)} if logits else {}
+        _print_json({"ok": not faults, "faults": faults, **more, "step": plan.checkpoint.step})
     if faults:
         _print_lines(faults)
         raise CheckFailed(_first_of(faults), fix="Write it again from this checkpoint and base")
     if not command.json:
+        if logits:
+            print_logits(logits)
         print(f"Verified against {plan.checkpoint.title}: every tensor is what it should be.")
     return 0
+
+
+def _compare_logits(plan: "Plan", merged: Path) -> "LogitReport":
+    try:
+        from portlab_merge.logits import compare_logits
+    except ImportError as error:
+        raise UserError(
+            f"--logits needs {error.name}", fix="Install portlab-merge-ckpt[logits], or torch and transformers"
+        ) from None
+    return compare_logits(plan, merged)
 
 
 def _diff(command: DiffCommand) -> int:

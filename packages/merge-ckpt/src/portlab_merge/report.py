@@ -5,13 +5,16 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from portlab_merge.diff import Difference
 from portlab_merge.plan import Plan
+
+if TYPE_CHECKING:
+    from portlab_merge.logits import LogitReport
 
 WIDTH = 110
 
@@ -112,6 +115,20 @@ def print_diff(differences: list[Difference], files: list[str], limit: int) -> N
         print(f"{line}")
     counts = Counter(d.state for d in differences)
     print("Tensors: " + ", ".join(f"{count} {state}" for state, count in counts.items()) + ".")
+
+
+def print_logits(report: "LogitReport") -> None:
+    """How the logits of three models and of the trainer agree."""
+    rows = [("base", report.base), ("merged", report.merged), ("trainer", report.golden)]
+    table = _table("against base + adapter in f32", "positions", "largest |d logit|", "mean KL, nats", "first choice")
+    for name, found in rows:
+        if found:
+            figures = (f"{found.largest:.2e}", f"{found.kl:.2e}", f"{found.first_choice:.1%}")
+            table.add_row(name, str(found.positions), *figures)
+    _print(table)
+    if report.greedy:
+        same, length = report.greedy
+        print(f"Greedy answer to the probe's prompt: the first {same} of {length} tokens are the same.")
 
 
 def _target_table(plan: Plan, changes: dict[str, dict[str, float]]) -> Table:
