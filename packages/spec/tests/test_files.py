@@ -68,6 +68,47 @@ def test_the_staging_of_a_killed_run_is_removed_and_that_of_a_living_one_kept(tm
     assert sorted(p.name for p in tmp_path.iterdir()) == [f".out.partial-{os.getppid()}", "out"]
 
 
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("name", ["out", "out[1]*?"])
+def test_the_staging_of_a_killed_run_with_our_own_number_is_taken_over(tmp_path, name, resume):
+    """In a container every run may be process 1."""
+    left = tmp_path / f".{name}.partial-{os.getpid()}"
+    left.mkdir()
+    (left / "old").touch()
+    with files.new_folder(tmp_path / name, resume=resume) as staging:
+        assert [p.name for p in staging.iterdir()] == ["old"] * resume
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_of_several_stagings_the_newest_is_resumed(tmp_path):
+    for age, pid in enumerate((2**22 + 1, os.getpid(), 2**22 + 2)):
+        left = tmp_path / f".out.partial-{pid}"
+        left.mkdir()
+        (left / f"age {age}").touch()
+        os.utime(left, (age, age))
+    with files.new_folder(tmp_path / "out", resume=True):
+        pass
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["age 2"]
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{", b"\xff", b"[" * 100_000, b"1" * 5000, b'"\\ud800"', b'{"\\udc00": 1}'],
+    ids=["empty", "cut", "no utf-8", "deep", "long", "half a pair", "half a pair as key"],
+)
+def test_what_is_no_json_is_one_line(tmp_path, data):
+    (tmp_path / "x.json").write_bytes(data)
+    with pytest.raises(UserError, match="the thing is not valid JSON") as caught:
+        files.read_json(tmp_path / "x.json", "the thing")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_whole_pair_is_text(tmp_path):
+    (tmp_path / "x.json").write_bytes(b'"\\ud83d\\ude00"')
+    assert files.read_json(tmp_path / "x.json") == "😀"
+
+
 def test_too_little_space_is_said_before_writing(tmp_path):
     with pytest.raises(UserError, match=r"needs 1000000000\.00 GB and the disk has"):
         files.require_free_space(tmp_path / "not" / "there", 10**18, "the run")

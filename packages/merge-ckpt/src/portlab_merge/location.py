@@ -3,14 +3,13 @@
 Buckets are read through TensorStore's own driver, which finds Google's default credentials by itself.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
 
 from portlab_spec.errors import UserError
-from portlab_spec.files import read_json
+from portlab_spec.files import parse_json, read_json
 
 BUCKETS = "gs://"
 
@@ -117,7 +116,7 @@ class BucketPath:
         if self.path not in self.keys:
             raise UserError(f"{what} not found", where=str(self), fix="Check the path")
         try:
-            return json.loads(_bucket(self.bucket).read(self.path).result().value)
+            return parse_json(_bucket(self.bucket).read(self.path).result().value)
         except ValueError as error:  # what TensorStore raises too
             raise UserError(f"{what} cannot be read ({first_line(error)})", where=str(self)) from None
 

@@ -5,9 +5,11 @@ leaves the old state or the new one, never half of either.
 """
 
 import contextlib
+import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +17,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from portlab_spec.errors import UserError
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def sha256_file(path: Path) -> str:
@@ -77,12 +81,14 @@ def new_folder(path: Path, *, resume: bool = False) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = path.parent / f".{path.name}.partial-{os.getpid()}"
     stale = sorted(_stale(path), key=lambda folder: folder.stat().st_mtime)
-    if resume and stale:
-        stale.pop().rename(staging)
-    else:
-        staging.mkdir()
+    newest = stale.pop() if resume and stale else None
+    # First these: in a container every process may have the same number, and so the same staging.
     for folder in stale:
         shutil.rmtree(folder, ignore_errors=True)
+    if newest:
+        newest.rename(staging)
+    else:
+        staging.mkdir()
     try:
         yield staging
         for file in staging.rglob("*"):
@@ -116,11 +122,26 @@ def read_json(path: Path, what: str = "JSON file") -> Any:
         UserError: missing, unreadable or not JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_bytes())
     except FileNotFoundError:
         raise UserError(f"{what} not found", where=str(path), fix="Check the path") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UserError(f"{what} is not valid JSON ({error})", where=str(path), fix="Restore the file") from None
+
+
+def parse_json(data: bytes) -> Any:
+    """Parse JSON from somewhere else.
+
+    Raises:
+        ValueError: not UTF-8, not JSON, too deep, or text in it could not be written again.
+    """
+    try:
+        value = json.loads(data.decode())
+    except RecursionError as error:
+        raise ValueError(error) from None
+    if _SURROGATE.search(data):  # pairs are fine, half of one is not text
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 def require_free_space(
@@ -150,7 +171,7 @@ def require_free_space(
 
 def _stale(path: Path) -> Iterator[Path]:
     """Stagings of processes that are gone."""
-    for sibling in path.parent.glob(f".{path.name}.partial-*"):
+    for sibling in path.parent.glob(f".{glob.escape(path.name)}.partial-*"):
         pid = sibling.name.rpartition("-")[2]
         if not (pid.isdigit() and int(pid) != os.getpid() and _is_running(int(pid))):
             yield sibling
