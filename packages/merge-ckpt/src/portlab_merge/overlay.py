@@ -1,7 +1,9 @@
 """Merge: the base's files again, with the planned tensors updated and every other byte unchanged."""
 
+import json
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -10,17 +12,17 @@ from typing import Any
 import numpy as np
 
 from portlab_merge.arithmetic import LowRankUpdate, RowReplacement, Update
-from portlab_merge.base_model import check_base_file
+from portlab_merge.base_model import BaseModel, check_base_file
 from portlab_merge.journal import Journal
 from portlab_merge.model_card import CARD, model_card
 from portlab_merge.plan import Plan, refuse_overlap
 from portlab_merge.shards import Dtype, index_bytes, output_headers
-from portlab_merge.streaming import Progress, WeightsFile, Written, merge_files
+from portlab_merge.streaming import OtherBase, Progress, WeightsFile, Written, merge_files
 from portlab_spec.errors import UserError
-from portlab_spec.files import new_folder, require_free_space, write_bytes, write_json, write_text
+from portlab_spec.files import new_folder, require_free_space, staged_bytes, write_bytes, write_json, write_text
 from portlab_spec.safetensors_file import INDEX_FILE
 
-MANIFEST = "merge_manifest.json"
+MANIFEST, CONFIG = "merge_manifest.json", "config.json"
 
 
 @dataclass(frozen=True)
@@ -67,51 +69,74 @@ def merge(plan: Plan, out: Path, options: MergeOptions, progress: Progress = lam
     base, checkpoint = plan.base, plan.checkpoint
     refuse_overlap(out, base.folder, checkpoint)
     headers = output_headers(base, options.dtype, options.max_shard_size)
-    side_files = [file for file in base.side_files() if str(file) != CARD]
+    side_files = [file for file in base.side_files() if str(file) not in (CARD, CONFIG)]
     overhead = sum((base.folder / file).stat().st_size for file in side_files)
     overhead += sum(header.data_start for header in headers.values()) + (1 << 20)
     data_bytes = sum(header.data_bytes for header in headers.values())
-    require_free_space(out.parent, data_bytes + overhead, "the merged model")
+    require_free_space(out.parent, data_bytes + overhead - staged_bytes(out), "the merged model")
 
     job = _job(plan, options)
     with new_folder(out, resume=options.resume) as staging:
         journal = Journal(staging, job)
-        written = journal.finished()
-        read: dict[str, str] = {}
-
-        def on_read(path: Path, digest: str) -> None:
-            check_base_file(checkpoint.adapter.base, path, digest)
-            read[path.name] = digest
-
-        def on_written(path: Path, file: Written) -> None:
-            journal.add(path, file)
-            written[path] = file
-
-        merge_files(
-            [WeightsFile(base.folder / name, header) for name, header in base.shards.items()],
-            [WeightsFile(staging / name, header) for name, header in headers.items()],
-            planned_updates(plan, options.scale),
-            options.threads,
-            done=tuple(written),
-            on_read=on_read,
-            on_written=on_written,
-            progress=progress,
-        )
+        outputs = [WeightsFile(staging / name, header) for name, header in headers.items()]
+        try:
+            read, written = _write_weights(plan, outputs, options, journal, journal.finished(headers), progress)
+        except OtherBase:
+            journal.forget()
+            read, written = _write_weights(plan, outputs, options, journal, {}, progress)
         if index := index_bytes(headers, base.index):
             write_bytes(staging / INDEX_FILE, index)
-        manifest = _manifest(
-            job, {name: read[name] for name in base.shards}, {n: written[staging / n] for n in headers}
-        )
+        manifest = _manifest(job, read, {name: written[staging / name] for name in headers})
         write_json(staging / MANIFEST, manifest)
         write_text(staging / CARD, model_card(plan, "merged", manifest["tensors"]))
         journal.remove()
-        # config.json comes last: without it no library takes the folder of a killed run for a model.
-        for file in sorted(side_files, key=lambda file: file.name == "config.json"):
+        for file in side_files:
             (staging / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(base.folder / file, staging / file)
-        if options.dtype != "keep":
-            write_json(staging / "config.json", config_with_dtype(base.config, options.dtype))
+        # Comes last, and whole: without it no library takes the folder of a killed run for a model.
+        write_bytes(staging / CONFIG, _config_bytes(base, options.dtype))
     return manifest
+
+
+def _write_weights(
+    plan: Plan,
+    outputs: Sequence[WeightsFile],
+    options: MergeOptions,
+    journal: Journal,
+    done: dict[Path, Written],
+    progress: Progress,
+) -> tuple[dict[str, str], dict[Path, Written]]:
+    """Write the outputs that are not `done`; returns the sha256 of the base's files by name, and all outputs."""
+    base, trained = plan.base, plan.checkpoint.adapter.base
+    read: dict[str, str] = {}
+    written = dict(done)
+
+    def on_read(path: Path, digest: str) -> None:
+        check_base_file(trained, path, digest)
+        read[path.name] = digest
+
+    def on_written(path: Path, file: Written) -> None:
+        journal.add(path, file)
+        written[path] = file
+
+    merge_files(
+        [WeightsFile(base.folder / name, header) for name, header in base.shards.items()],
+        outputs,
+        planned_updates(plan, options.scale),
+        options.threads,
+        done=done,
+        on_read=on_read,
+        on_written=on_written,
+        progress=progress,
+    )
+    return {name: read[name] for name in base.shards}, written
+
+
+def _config_bytes(base: BaseModel, dtype: Dtype) -> bytes:
+    """The config of the output: the base's own bytes, unless the dtype is another."""
+    if dtype == "keep":
+        return (base.folder / CONFIG).read_bytes()
+    return (json.dumps(config_with_dtype(base.config, dtype), indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def config_with_dtype(config: dict[str, Any], dtype: str) -> dict[str, Any]:

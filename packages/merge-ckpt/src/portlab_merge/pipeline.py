@@ -40,12 +40,17 @@ class Behind[T]:
         if len(self._waiting) > self._limit:
             self._waiting.popleft().result()
 
+    def wait(self) -> None:
+        """Until the last call is done."""
+        while self._waiting:
+            self._waiting.popleft().result()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         try:
-            while self._waiting and kind is None:
-                self._waiting.popleft().result()
+            if kind is None:
+                self.wait()
         finally:
             self._pool.shutdown(cancel_futures=True)

@@ -7,9 +7,9 @@ its own affair: the tensors of all files are one sequence.
 
 import hashlib
 import math
-from collections.abc import Buffer, Callable, Collection, Iterator, Sequence
+from collections.abc import Buffer, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
@@ -37,10 +37,21 @@ class WeightsFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Written:
-    """Digest of a file that was made, and what changed in it by tensor."""
+    """A file that was made.
+
+    Attributes:
+        sha256: of its bytes.
+        base_sha256: of all that was read of the base until it was complete.
+        stats: what changed in it, by tensor.
+    """
 
     sha256: str
+    base_sha256: str
     stats: dict[str, ChangeStats]
+
+
+class OtherBase(Exception):
+    """A file that is done was made of another base."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +84,7 @@ def merge_files(
     updates: dict[str, Update],
     threads: int,
     *,
-    done: Collection[Path] = (),
+    done: Mapping[Path, Written] | None = None,
     on_read: Callable[[Path, str], None],
     on_written: Callable[[Path, Written], None],
     progress: Progress = lambda done: None,
@@ -85,14 +96,16 @@ def merge_files(
         outputs: files to create; one after the other they hold the base's tensors in the base's order.
         updates: by tensor name; other tensors are copied, or converted if the output has another dtype.
         threads: workers.
-        done: outputs that exist already; what they come from is still read, for its digest.
+        done: outputs that exist already; what they come from is still read, for the digests.
         on_read: told of the sha256 of each base file.
         on_written: told of each output once it is on disk.
         progress: told of the base's bytes that are done.
 
     Raises:
         UserError: the base became shorter meanwhile, or a merged value is not finite.
+        OtherBase: an output in `done` is not of this base.
     """
+    done = done or {}
     scratch, seen = Scratch(), set(done)
     with ExitStack() as stack:
         inputs = [stack.enter_context(InputFile(file.path)) for file in base]
@@ -108,16 +121,22 @@ def merge_files(
         results = stack.enter_context(closing(in_order(work, _blocks(base, outputs, updates), threads)))
         for number, group in groupby(results, key=lambda result: result.block.output):
             file = outputs[number]
-            with _NewFile(file, on_written) if file.path not in done else _Skipped() as new:
+            with _NewFile(file) if file.path not in done else _Skipped(done[file.path]) as new:
                 for result in group:
                     digests.add(result)
                     new.add(result)
                     progress(len(result.raw))
+            written = new.written(digests.so_far())
+            if file.path not in done:
+                on_written(file.path, written)
+            elif written != done[file.path]:
+                raise OtherBase
             seen.add(file.path)
-    for file in outputs:
-        if file.path not in seen:  # it holds no bytes but its header's
-            with _NewFile(file, on_written):
-                pass
+        for file in outputs:
+            if file.path not in seen:  # it holds no bytes but its header's
+                with _NewFile(file) as new:
+                    pass
+                on_written(file.path, new.written(digests.so_far()))
 
 
 class _BaseDigests:
@@ -133,6 +152,11 @@ class _BaseDigests:
 
     def add(self, result: _Result) -> None:
         self._behind(result)
+
+    def so_far(self) -> str:
+        """The sha256 of the digests of all files, each up to where it was read."""
+        self._behind.wait()
+        return hashlib.sha256("".join(digest.hexdigest() for digest in self._digests).encode()).hexdigest()
 
     def _update(self, result: _Result) -> None:
         number = result.block.source
@@ -155,8 +179,8 @@ class _BaseDigests:
 class _NewFile:
     """A file of the output while it is written; its digest is taken, and the disk works, beside the caller."""
 
-    def __init__(self, file: WeightsFile, on_written: Callable[[Path, Written], None]) -> None:
-        self._file, self._on_written = file, on_written
+    def __init__(self, file: WeightsFile) -> None:
+        self._file = file
         self._sha256, self._stats, self._stack = hashlib.sha256(), dict[str, ChangeStats](), ExitStack()
 
     def add(self, result: _Result) -> None:
@@ -165,6 +189,10 @@ class _NewFile:
         if result.change is not None:
             name = result.block.tensor.name
             self._stats[name] = self._stats.get(name, ChangeStats()) + result.change
+
+    def written(self, base_sha256: str) -> Written:
+        """What there is to say of the file once it is closed."""
+        return Written(self._sha256.hexdigest(), base_sha256, self._stats)
 
     def _write(self, data: Buffer) -> None:
         self._hash(data)
@@ -179,15 +207,20 @@ class _NewFile:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._stack.__exit__(kind, error, tb)
-        if kind is None:
-            self._on_written(self._file.path, Written(self._sha256.hexdigest(), self._stats))
 
 
 class _Skipped:
     """In the place of a file that exists already."""
 
+    def __init__(self, done: Written) -> None:
+        self._done = done
+
     def add(self, result: _Result) -> None:
         pass
+
+    def written(self, base_sha256: str) -> Written:
+        """The same as when it was made, if it was made of this base."""
+        return replace(self._done, base_sha256=base_sha256)
 
     def __enter__(self) -> Self:
         return self

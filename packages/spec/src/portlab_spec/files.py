@@ -84,7 +84,7 @@ def new_folder(path: Path, *, resume: bool = False) -> Iterator[Path]:
     newest = stale.pop() if resume and stale else None
     # First these: in a container every process may have the same number, and so the same staging.
     for folder in stale:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
     if newest:
         newest.rename(staging)
     else:
@@ -101,7 +101,7 @@ def new_folder(path: Path, *, resume: bool = False) -> Iterator[Path]:
     except BaseException as error:
         # Bad input stays bad; a full disk or Ctrl-C may pass.
         if not resume or isinstance(error, UserError):
-            shutil.rmtree(staging, ignore_errors=True)
+            _remove(staging)
         raise
 
 
@@ -169,12 +169,26 @@ def require_free_space(
         )
 
 
+def staged_bytes(path: Path) -> int:
+    """Bytes in what killed runs left of a folder: `new_folder` goes on with them, or frees them before it begins."""
+    files = (file for staging in _stale(path) for file in staging.rglob("*"))
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
 def _stale(path: Path) -> Iterator[Path]:
     """Stagings of processes that are gone."""
     for sibling in path.parent.glob(f".{glob.escape(path.name)}.partial-*"):
         pid = sibling.name.rpartition("-")[2]
         if not (pid.isdigit() and int(pid) != os.getpid() and _is_running(int(pid))):
             yield sibling
+
+
+def _remove(staging: Path) -> None:
+    """Remove a staging; its JSON first, as without its config no library takes what is left for a model."""
+    with contextlib.suppress(OSError):
+        for file in staging.glob("*.json"):
+            file.unlink()
+    shutil.rmtree(staging, ignore_errors=True)
 
 
 def _is_running(pid: int) -> bool:
