@@ -137,7 +137,9 @@ ENVIRONMENTS = {
 
 def install(session: nox.Session, environment: str) -> None:
     """Install an environment's pins and its workspace packages, editable."""
-    session.install("-r", f"requirements/{environment}.txt")
+    # Overrides contradict what packages ask for; the pins are complete without asking them again.
+    alone = ("--no-deps",) if ENVIRONMENTS[environment].overrides else ()
+    session.install(*alone, "-r", f"requirements/{environment}.txt")
     if packages := ENVIRONMENTS[environment].packages:
         session.install("--no-deps", *(arg for package in packages for arg in ("-e", package)))
 

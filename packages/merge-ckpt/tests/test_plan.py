@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from portlab_merge.base_model import open_base
+from portlab_merge.checkpoint import read_checkpoint
 from portlab_merge.overlay import MergeOptions, merge
 from portlab_merge.peft_adapter import export_adapter
-from portlab_merge.plan import PlanRefused
+from portlab_merge.plan import PlanRefused, make_plan
+from portlab_merge.sources import Given
 from portlab_spec.errors import UserError
 
 
@@ -173,3 +175,28 @@ def test_an_index_that_disagrees_is_refused(make_base):
     path.write_text(json.dumps(index))
     with pytest.raises(UserError, match=r"disagree on 1 tensors, first model\.norm\.weight"):
         open_base(folder)
+
+
+def quantized(tree, metadata):
+    metadata["recipe"] = {"lora": {"quantize": "int8"}}
+
+
+def test_an_adapter_of_a_quantised_base_is_taken_only_knowingly(make_run, base):
+    run = make_run(base, quantized)
+    with pytest.raises(PlanRefused, match="trained beside a base in int8, whose error it has learnt to mend"):
+        run.plan()
+    assert len(make_plan(open_base(base), read_checkpoint(run.folder), accept_unquantized=True).targets) == 21
+
+
+def test_a_value_far_from_the_others_is_told_of(make_run, base, describe):
+    def flip(tree, metadata):
+        tree["lora"]["mlp.up_proj"]["a"][1, 2, 3] = 2e38
+        metadata |= describe(base, tree)
+
+    [warning] = make_run(base, flip).plan().warnings
+    assert "leaf lora/mlp.up_proj[1] a holds 2e+38" in warning
+
+
+def test_alpha_may_not_be_said_twice(run):
+    with pytest.raises(UserError, match="the checkpoint carries its own alpha"):
+        read_checkpoint(run.folder, given=Given(alpha=16.0))

@@ -138,6 +138,12 @@ def test_transformers_4_and_5_settings_mean_the_same():
     assert GemmaConfig.from_dict(new) == GemmaConfig.from_dict(GEMMA4_31B)
 
 
+def test_full_layers_of_the_sliding_ones_shape_need_no_entry_by_layer():
+    raw = {k: v for k, v in GEMMA4_31B["text_config"].items() if "global" not in k} | {"per_layer_config": {}}
+    kinds = {(kind.head_dim, kind.kv_heads) for kind in GemmaConfig.from_dict(raw).layers}
+    assert kinds == {(raw["head_dim"], raw["num_key_value_heads"])}
+
+
 def test_the_unified_type_is_a_dense_gemma_4():
     text = GEMMA4_31B["text_config"] | {"model_type": "gemma4_unified_text"}
     del text["hidden_size_per_layer_input"]  # a key that this type does not have

@@ -141,7 +141,7 @@ def run(recipe: Recipe, out: Path | None, say: Say) -> Outcome:
     full = setup.options.full
     del setup, state
     if distributed.is_main() and not full:
-        paths |= export(folder, model.path, say, step=fitted.trained.step)
+        paths |= export(folder, model.path, say, step=fitted.trained.step, quantized=recipe.lora.quantize)
     trained = fitted.trained
     report = Report(
         recipe=recipe.model_dump(mode="json"),
@@ -287,8 +287,15 @@ def device() -> dict[str, Any]:
     return {"platform": devices[0].platform, "kind": devices[0].device_kind, "count": len(devices)}
 
 
-def export(folder: Path, base: Path, say: Say, *, step: int | None = None) -> dict[str, str]:
+def export(folder: Path, base: Path, say: Say, *, step: int | None = None, quantized: str = "none") -> dict[str, str]:
     """Run `merge-ckpt` to a merged folder and a PEFT adapter, and verify both from disk.
+
+    Args:
+        folder: of the run.
+        base: model folder.
+        say: told of each step.
+        step: to export; the latest if None.
+        quantized: how the frozen weights were held. The recipe asked for it, so that the base as it is may be exported.
 
     Raises:
         UserError: merge-ckpt refused its input.
@@ -298,6 +305,9 @@ def export(folder: Path, base: Path, say: Say, *, step: int | None = None) -> di
         raise UserError("merge-ckpt is not installed", fix="Install packages/merge-ckpt beside train-jax")
     merged, adapter = folder / "merged", folder / "adapter"
     common = ["--base", str(base), "--ckpt", str(folder), *(() if step is None else ("--step", str(step)))]
+    if quantized != "none":
+        common.append("--accept-unquantized")
+        say(f"exporting from the base as it is: training held it in {quantized}, and scored it so")
     verify = ("verify", *common, "--merged", str(merged), "--adapter", str(adapter))
     paths = {"merged": str(merged), "adapter": str(adapter)}
     if merged.exists() and adapter.exists():

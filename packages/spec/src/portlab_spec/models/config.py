@@ -169,12 +169,13 @@ def _read_gemma4(raw: Mapping[str, Any], where: str) -> GemmaConfig:
         "head_dim": raw.get("global_head_dim", 512),
         "num_key_value_heads": (raw.get("num_global_key_value_heads") or kv_heads) if k_eq_v else kv_heads,
     }
-    overrides = raw.get("per_layer_config") or {}  # transformers 5 writes the full layers' shapes by layer
+    # transformers 5 writes the full layers' shapes by layer, and nothing where they are those of the others.
+    overrides = raw.get("per_layer_config") or {}
     first_shared = len(types) - raw.get("num_kv_shared_layers", 0)
     layers = []
     for i, kind in enumerate(types):
         shape = {"head_dim": raw["head_dim"], "num_key_value_heads": kv_heads}
-        if kind == FULL:
+        if kind == FULL and "per_layer_config" not in raw:
             shape |= full_shape
         shape |= overrides.get(str(i)) or overrides.get(kind) or {}
         shares = i >= first_shared
