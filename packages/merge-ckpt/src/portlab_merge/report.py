@@ -97,14 +97,13 @@ def print_diff(differences: list[Difference], files: list[str], limit: int) -> N
         if d.state == "changed":
             kinds.setdefault(_kind(d.tensor), []).append(d)
     for name, found in kinds.items():
-        ranks = {f"> {limit}" if d.rank is None else str(d.rank) for d in found if not d.is_rows}
         table.add_row(
             name,
             str(len(found)),
             f"{fmean(d.relative_norm for d in found):.2e}",
             f"{fmean(d.changed for d in found):.1%}",
             str(max(d.rows for d in found)),
-            ", ".join(sorted(ranks, key=lambda text: (text[0] == ">", len(text), text))),
+            _ranks([d.rank for d in found if not d.is_rows], limit),
         )
     if kinds:
         _print(table)
@@ -174,6 +173,13 @@ def _print(table: Table) -> None:
     # A pipe gets whole lines; a terminal gets its own width.
     console = Console()
     (console if console.is_terminal else Console(width=WIDTH)).print(table)
+
+
+def _ranks(ranks: list[int | None], limit: int) -> str:
+    """Smallest to largest."""
+    known = [rank for rank in ranks if rank is not None]
+    ends = [str(end) for end in dict.fromkeys([min(known), max(known)])] if known else []
+    return " to ".join([*ends[:1], f"> {limit}"] if len(known) < len(ranks) else ends)
 
 
 def _kind(module: str) -> str:
