@@ -186,14 +186,18 @@ def _change(weight: np.ndarray, delta_square: float, merged: np.ndarray, kept: n
     changed = int(np.count_nonzero(kept != weight))
     kept -= merged
     loss_square = _square(kept)
-    # Anything that is not finite makes this sum so, and little else does.
-    if not math.isfinite(loss_square) and not np.isfinite(kept).all():
+    if not math.isfinite(loss_square):
         raise FloatingPointError("not finite after the update")
     return ChangeStats(weight.size, changed, _square(weight), delta_square, loss_square)
 
 
 def _square(array: np.ndarray) -> float:
-    return float(np.vdot(array, array))
+    """Sum of squares of f32; finite if and only if all values are."""
+    total = float(np.vdot(array, array))
+    if math.isfinite(total):
+        return total
+    wide = array.astype(np.float64)
+    return float(np.vdot(wide, wide))
 
 
 def _as_f32(array: np.ndarray, scratch: Scratch) -> np.ndarray:

@@ -75,8 +75,11 @@ def read_claim(folder: Path) -> Claim | None:
     manifest = read_json(folder / MANIFEST, "manifest of the merge")
     try:
         lora = manifest["lora"]
-        return Claim(max(lora["rank"], 0, *lora["rank_pattern"].values()), frozenset(manifest["tensors"]))
-    except (KeyError, TypeError, AttributeError):
+        ranks = [lora["rank"], *lora["rank_pattern"].values()]
+        if not all(type(rank) is int and rank >= 0 for rank in ranks):
+            raise ValueError
+        return Claim(max(ranks), frozenset(manifest["tensors"]))
+    except (KeyError, TypeError, ValueError, AttributeError):
         where = str(folder / MANIFEST)
         raise UserError("is not a manifest of merge-ckpt", where=where, fix="Merge again, or remove it") from None
 
@@ -164,8 +167,10 @@ def _rank(a: StoredTensor, b: StoredTensor, limit: int) -> int | None:
     image = np.empty((rows, size))
     assert b.precision is not None
     for first, delta, stored in _deltas(a, b):
-        image[first : first + len(delta)] = delta @ probes
         total += float(np.vdot(delta, delta))
+        if not math.isfinite(total):
+            return None
+        image[first : first + len(delta)] = delta @ probes
         noise += _rounding_energy(stored, b.precision)
     basis = np.linalg.qr(image)[0]
     inside = np.zeros((size, columns))

@@ -168,4 +168,4 @@ def _after(prefix: str) -> str:
 
 def first_line(error: Exception) -> str:
     """What TensorStore says, without where in its code."""
-    return str(error).splitlines()[0].split(" [source locations")[0][:300]
+    return next(iter(str(error).splitlines()), "").split(" [source locations")[0][:300]

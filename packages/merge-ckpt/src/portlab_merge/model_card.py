@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from portlab_merge.location import LocalPath
 from portlab_merge.plan import Plan
+from portlab_spec.files import parse_json
 
 CARD = "README.md"
 Kind = Literal["merged", "adapter"]
@@ -30,7 +31,7 @@ def model_card(plan: Plan, kind: Kind, changes: Mapping[str, Mapping[str, float]
     sections = [_front_matter(plan, kind, base), f"# {base}, fine-tuned\n\n{_summary(plan, kind, base)}"]
     if recipe := "\n".join(_recipe_rows(adapter.record)):
         sections.append(f"## Training\n\n| setting | value |\n|---|---|\n{recipe}")
-    if metrics := "\n".join(_metric_rows(plan)):
+    if metrics := _metrics(plan):
         sections.append(f"## Metrics\n\nMeasured by the training run.\n\n{metrics}")
     if changes:
         sections.append(f"## What changed\n\n{_change(plan, changes)}")
@@ -39,7 +40,7 @@ def model_card(plan: Plan, kind: Kind, changes: Mapping[str, Mapping[str, float]
 
 def _front_matter(plan: Plan, kind: Kind, base: str) -> str:
     card = plan.base.folder / CARD
-    license_lines = _LICENSE.findall(_head(card.read_text(encoding="utf-8"))) if card.is_file() else []
+    license_lines = _LICENSE.findall(_head(card.read_text("utf-8", "replace"))) if card.is_file() else []
     library, relation = ("transformers", "finetune") if kind == "merged" else ("peft", "adapter")
     lines = [
         f"base_model: {json.dumps(base)}",
@@ -82,6 +83,13 @@ def _recipe_rows(record: Mapping[str, Any]) -> Iterator[str]:
             yield f"| {key} | {value} |"
 
 
+def _metrics(plan: Plan) -> str:
+    try:
+        return "\n".join(_metric_rows(plan))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ""  # a card without figures is better than no output
+
+
 def _metric_rows(plan: Plan) -> Iterator[str]:
     scores = _scores(plan)
     if scores is None:
@@ -100,22 +108,24 @@ def _score(metric: Any) -> str:
 
 
 def _scores(plan: Plan) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """The evaluations before and after training, if the run has them and they are of this step."""
+    """The evaluations before and after training, if the run has them and they are of this step.
+
+    Raises:
+        OSError: there are none.
+        ValueError, KeyError, TypeError: or none that can be read.
+    """
     folder = plan.checkpoint.folder
     if not isinstance(folder, LocalPath):
         return None
     run = next((path for path in folder.path.parents if path.name != "checkpoints"), folder.path)
-    try:
-        if (run / "report.json").is_file():
-            report = json.loads((run / "report.json").read_text(encoding="utf-8"))
-            if report["exported_step"] not in (None, plan.checkpoint.step):
-                return None
-            return report["before"], report["after"]
-        # The run that calls merge-ckpt has scored the step and not yet written its report.
-        before, after = (json.loads((run / f"{name}.json").read_text(encoding="utf-8")) for name in ("before", "after"))
-        return before["evaluation"], after["evaluation"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # a card without figures is better than no output
+    if (run / "report.json").is_file():
+        report = parse_json((run / "report.json").read_bytes())
+        if report["exported_step"] not in (None, plan.checkpoint.step):
+            return None
+        return report["before"], report["after"]
+    # The run that calls merge-ckpt has scored the step and not yet written its report.
+    before, after = (parse_json((run / f"{name}.json").read_bytes()) for name in ("before", "after"))
+    return before["evaluation"], after["evaluation"]
 
 
 def _change(plan: Plan, changes: Mapping[str, Mapping[str, float]]) -> str:

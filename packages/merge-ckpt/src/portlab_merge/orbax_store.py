@@ -6,6 +6,8 @@ in a folder each. The name of an array is its key path joined with dots. Keys ma
 names are derived from key paths and never taken apart.
 """
 
+import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -46,7 +48,8 @@ def open_item(location: Location) -> Item:
     try:
         # An empty container has an entry and no array.
         leaves = [m for m in metadata["tree_metadata"].values() if not m["value_metadata"].get("skip_deserialize")]
-        paths = [tuple(str(part["key"]) for part in leaf["key_metadata"]) for leaf in leaves]
+        # An array that was saved without a tree has no keys, and no name.
+        paths = [tuple(str(part["key"]) for part in leaf["key_metadata"]) or ("",) for leaf in leaves]
         flags = bool(metadata.get("use_ocdbt", False)), bool(metadata.get("use_zarr3", False))
     except (AttributeError, KeyError, TypeError):
         where = str(location.child(TREE))
@@ -68,18 +71,33 @@ def read_arrays(
     context = tensorstore.Context({"cache_pool": {"total_bytes_limit": 0}})
     specs = {path: _spec(item, stored) for path, stored in item.stored.items() if wants(path)}
     faults: dict[KeyPath, str] = {}
-    pending: dict[KeyPath, Any] = {
-        path: tensorstore.open(spec, context=context, open=True, read=True) for path, spec in specs.items()
-    }
-    for finish in (lambda store: store.read(), np.ascontiguousarray):
+
+    def of_each(step: Callable[[Any], Any], values: dict[KeyPath, Any]) -> dict[KeyPath, Any]:
         done: dict[KeyPath, Any] = {}
-        for path, future in pending.items():
+        for path, value in values.items():
             try:
-                done[path] = finish(future.result())
+                done[path] = step(value)
             except ValueError as error:  # the type of every TensorStore error: NOT_FOUND, DATA_LOSS, ...
                 faults[path] = first_line(error)
-        pending = done
-    return pending, faults
+        return done
+
+    opening = of_each(lambda spec: tensorstore.open(spec, context=context, open=True, read=True), specs)
+    reading = of_each(lambda future: _start_reading(future.result()), opening)
+    return of_each(lambda future: np.ascontiguousarray(future.result()), reading), faults
+
+
+def _start_reading(store: Any) -> Any:
+    """Read a whole array, unless damaged metadata gives it a size at which TensorStore would end the process.
+
+    Raises:
+        ValueError: the array or one of its chunks is larger than the machine's memory.
+    """
+    layout = store.chunk_layout
+    for shape in (store.shape, layout.read_chunk.shape or (), layout.write_chunk.shape or ()):
+        size = math.prod(shape) * store.dtype.numpy_dtype.itemsize
+        if size > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+            raise ValueError(f"its metadata speaks of {size} bytes, more than this machine's memory")
+    return store.read()
 
 
 def _without_value(path: KeyPath) -> KeyPath:

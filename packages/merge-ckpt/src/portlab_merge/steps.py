@@ -138,10 +138,12 @@ def _open(number: int | None, folder: Location, skipped: tuple[str, ...]) -> Ste
     metadata = metadata if isinstance(metadata, dict) else {}
     metrics = metrics if isinstance(metrics, dict) else {}
     if folder.child("metrics/metrics").exists():  # where Orbax put them before they were part of the metadata
-        metrics = {**metrics, **folder.child("metrics/metrics").read_json("metrics")}
+        older = folder.child("metrics/metrics").read_json("metrics")
+        metrics = {**metrics, **older} if isinstance(older, dict) else metrics
     if metadata.get("monitored") is not None:
         metrics = {**metrics, "loss": metadata["monitored"]}
-    numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+    # NaN, the one number that is not itself, would win every comparison or lose it.
+    numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float) and value == value}
     item = item_of(folder)
     assert item is not None  # why_incomplete said so
     return Step(number, folder, item, metadata, numbers, skipped)

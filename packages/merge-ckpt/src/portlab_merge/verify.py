@@ -42,7 +42,7 @@ def verify_merged(plan: Plan, folder: Path, progress: Progress = lambda done: No
         dtype, scale, files = manifest["dtype"], float(manifest["scale"]), dict(manifest["files_sha256"])
         adapter = manifest["checkpoint"]["adapter_sha256"]
         shards = set(output_headers(plan.base, dtype, manifest.get("max_shard_size")))
-    except (UserError, KeyError, TypeError, ValueError) as error:
+    except (UserError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckFailed(f"not a merged model: {error}", where=str(folder), fix="Run merge-ckpt merge again") from None
     faults = _structure_faults(plan, merged, dtype, shards)
     if adapter != plan.checkpoint.adapter.digest:
@@ -126,7 +126,7 @@ def _structure_faults(plan: Plan, merged: BaseModel, dtype: str, shards: set[str
             faults.append(f"file {file} differs from the base's")
     if merged.index is not None:
         size = sum(header.data_bytes for header in merged.shards.values())
-        if merged.index.get("metadata", {}).get("total_size") != size:
+        if (merged.index.get("metadata") or {}).get("total_size") != size:
             faults.append(f"total_size of the index is not {size} bytes")
     return faults
 

@@ -83,12 +83,14 @@ def read_index(path: Path) -> dict[str, Any]:
     """Read the index of a sharded model; its `weight_map` names only files beside it.
 
     Raises:
-        UserError: missing, not JSON, or without a valid `weight_map`.
+        UserError: missing, not JSON, without a valid `weight_map`, or with metadata of another kind.
     """
     index = read_json(path, "safetensors index")
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise UserError("has no weight_map", where=str(path), fix="Download the model again")
+    if not isinstance(index.get("metadata") or {}, dict):
+        raise UserError("metadata is not a JSON object", where=str(path), fix="Download the model again")
     for name in weight_map.values():
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
             what = f"weight_map names {name!r}, which is not a safetensors file beside it"

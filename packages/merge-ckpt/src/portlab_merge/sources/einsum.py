@@ -169,7 +169,7 @@ def _updates(
 
 def _fits(weight: Weight, a: tuple[int, ...], b: tuple[int, ...]) -> bool:
     whole_a, whole_b = (len(axes.split()) for axes in (weight.a, weight.b))
-    if len(a) not in (2, whole_a) or len(b) not in (2, whole_b) or a[-1] != b[0]:
+    if len(a) not in (2, whole_a) or len(b) not in (2, whole_b) or a[-1] != b[0] or 0 in (*a, *b):
         return False
     count = len(weight.modules)
     return count == 1 or (b[1] == count if len(b) == whole_b else b[1] % count == 0)

@@ -311,7 +311,7 @@ def _token_rows(
         return None
     ids = told if isinstance(told, list) else next(iter(told.values()))
     name, module = stored[0], keys[stored[0]].module
-    if leaves[name].ndim != 2 or len(leaves[name]) != len(ids):
+    if leaves[name].ndim != 2 or len(leaves[name]) != len(ids) or not ids:
         problems.append(f"leaf {name} is {leaves[name].shape} for {len(ids)} token ids")
         return None
     return TokenRows(f"{module}.weight", tuple(ids), leaves[name].astype(np.float32))
