@@ -18,6 +18,7 @@ from portlab_spec.errors import UserError
 FLOATS = ("F32", "BF16", "F16")
 # Largest magnitude over the median one, beyond which a leaf looks damaged: a flipped bit of an exponent.
 OUTLIER = 1e6
+_TEMPLATE = "chat_template.jinja"
 
 
 @dataclass(frozen=True)
@@ -128,9 +129,15 @@ def make_plan(base: BaseModel, checkpoint: Checkpoint, *, accept_unquantized: bo
         problems.append("the adapter holds nothing")
     hits = Counter([t.tensor for t in targets] + ([rows.tensor] if rows else []))
     problems += [f"{tensor} gets {count} updates" for tensor, count in hits.items() if count > 1]
+    if _config_ties(base):
+        heads = [target.tensor for target in targets if target.tensor.endswith("lm_head.weight")]
+        # transformers 4 and servers go by the config, transformers 5 by the weights.
+        problems += [
+            f"{head} gets an update and the config ties it to the embedding: it would be lost" for head in heads
+        ]
     if problems:
         raise PlanRefused(problems, str(checkpoint.folder))
-    return Plan(base, checkpoint, targets, rows, tuple(_warnings(targets, checkpoint)))
+    return Plan(base, checkpoint, targets, rows, tuple(_warnings(base, targets, checkpoint)))
 
 
 def refuse_overlap(out: Path, base: Path, checkpoint: Checkpoint) -> None:
@@ -181,8 +188,11 @@ def _target(base: BaseModel, update: ModuleUpdate, problems: list[str]) -> Itera
 
 def is_tied(base: BaseModel) -> bool:
     """Does one matrix serve as input embedding and as output? Gemma's rule, unless its config says otherwise."""
-    heads = any(head.endswith("lm_head.weight") for head in base.tensors)
-    return not heads and base.config.get("tie_word_embeddings") is not False
+    return _config_ties(base) and not any(name.endswith("lm_head.weight") for name in base.tensors)
+
+
+def _config_ties(base: BaseModel) -> bool:
+    return base.config.get("tie_word_embeddings") is not False
 
 
 def _quantization(checkpoint: Checkpoint) -> str:
@@ -214,9 +224,14 @@ def _rows_target(base: BaseModel, rows: TokenRows, problems: list[str]) -> RowsT
     return RowsTarget(name, rows.ids, tensor.shape, tensor.dtype)
 
 
-def _warnings(targets: tuple[LoraTarget, ...], checkpoint: Checkpoint) -> Iterator[str]:
+def _warnings(base: BaseModel, targets: tuple[LoraTarget, ...], checkpoint: Checkpoint) -> Iterator[str]:
     if not checkpoint.adapter.base.files_sha256:
         yield "the checkpoint does not say which base it was trained on: only shapes were compared"
+    folder = checkpoint.folder
+    if isinstance(folder, LocalPath) and (folder.path / _TEMPLATE).is_file():
+        theirs = base.folder / _TEMPLATE
+        if not theirs.is_file() or theirs.read_bytes() != (folder.path / _TEMPLATE).read_bytes():
+            yield f"the adapter has a {_TEMPLATE} of its own: a merged model gets the base's, copy it if you want it"
     for target in targets:
         for side, values in (("a", target.update.a), ("b", target.update.b)):
             sizes = np.abs(values)
