@@ -210,19 +210,22 @@ def make_case(small_base, make_tree, describe, save, tmp_path_factory):
 
         return Case(folder, files_in(run, *([base] if name == "ocdbt" else [])), act)
 
-    def tunix(name: str) -> Case:
+    def foreign(name: str) -> Case:
         """Nothing is digested: the output is what the inputs say, damaged or not."""
         folder, base, run = prepare(name)
         random = np.random.default_rng(3)
-        leaves = {
-            "w_lora_a": random.normal(0, 0.3, (48, 4)).astype(np.float32),
-            "w_lora_b": random.normal(0, 0.3, (4, 4, 16)).astype(np.float32),
-        }
-        save(run, {"layers": {"0": {"attn": {"q_einsum": leaves}}}}, None, ocdbt=False)
-        (run / "7" / "adapter").rename(run / "7" / "model_params")
+        path, heads, item, metadata, alpha = FOREIGN[name]
+        tree: dict[str, Any] = {}
+        for side, shape in (("a", (48, 4)), ("b", (4, *heads))):
+            node = tree
+            for key in path[:-1]:
+                node = node.setdefault(key, {})
+            node[path[-1] + side] = random.normal(0, 0.3, shape).astype(np.float32)
+        save(run, tree, metadata, ocdbt=False)
+        (run / "7" / "adapter").rename(run / "7" / item)
 
         def act(out: Path) -> None:
-            plan = plan_of(base, run, alpha=8.0)
+            plan = plan_of(base, run, alpha)
             merge(plan, out, MergeOptions())
             assert verify_merged(plan, out) == []
 
@@ -274,12 +277,24 @@ def make_case(small_base, make_tree, describe, save, tmp_path_factory):
 
         return Case(folder, files_in(merged, adapter), act)
 
-    kinds = {"tunix": tunix, "peft": peft, "written": written}
+    kinds = {**dict.fromkeys(FOREIGN, foreign), "peft": peft, "written": written}
     return lambda name: kinds.get(name, ours)(name)
 
 
 INDEX = "model.safetensors.index.json"
-CASES = ["ocdbt", "ocdbt zarr3", "zarr2", "zarr3", "tunix", "peft", "written"]
+# The query of layer 0 as other trainers store it: path, axes of B, item, metadata, and the alpha that has to be given.
+FOREIGN: dict[str, tuple[tuple[str, ...], tuple[int, ...], str, dict[str, Any] | None, float | None]] = {
+    "tunix": (("layers", "0", "attn", "q_einsum", "w_lora_"), (4, 16), "model_params", None, 8.0),
+    "maxtext": (
+        ("params", "params", "decoder", "layers_0", "self_attention", "query", "kernel_lora_"),
+        (64,),
+        "items",
+        {"lora": {"lora_rank": 4, "lora_alpha": 8.0}, "scan_layers": False},
+        None,
+    ),
+    "gemma": (("layer_0", "attn", "q_einsum", "_LoRAEinsum_0", "lora", ""), (4, 16), "default", None, None),
+}
+CASES = ["ocdbt", "ocdbt zarr3", "zarr2", "zarr3", *FOREIGN, "peft", "written"]
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -287,7 +302,7 @@ def case(request, make_case):
     return make_case(request.param)
 
 
-EXAMPLES = 60
+EXAMPLES = 50
 CHECKS = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
 
 
