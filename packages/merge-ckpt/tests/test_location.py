@@ -110,3 +110,11 @@ def test_what_is_not_there_is_one_line(bucket):
 def test_other_schemes_are_refused():
     with pytest.raises(UserError, match=r"cannot read s3://\. Pass a local path or gs://"):
         open_location("s3://bucket/run")
+
+
+def test_a_bucket_that_does_not_answer_is_given_up_within_seconds():
+    environment = {**os.environ, "TENSORSTORE_GCS_HTTP_URL": "http://127.0.0.1:1", "GOOGLE_APPLICATION_CREDENTIALS": ""}
+    command = [sys.executable, "-m", "portlab_merge", "plan", "--ckpt", "gs://experiments/run"]
+    refused = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 2
+    assert "gs://experiments/run: cannot list the bucket" in refused.stderr

@@ -12,6 +12,8 @@ from portlab_spec.errors import UserError
 from portlab_spec.files import parse_json, read_json
 
 BUCKETS = "gs://"
+# TensorStore's own 32 retries take many minutes to say that there is no network.
+CONTEXT = {"gcs_request_retries": {"max_retries": 4, "initial_delay": "0.5s", "max_delay": "4s"}}
 
 
 class Location(Protocol):
@@ -158,7 +160,7 @@ def _open_bucket(text: str) -> BucketPath:
 def _bucket(name: str) -> Any:
     import tensorstore
 
-    return tensorstore.KvStore.open({"driver": "gcs", "bucket": name}).result()
+    return tensorstore.KvStore.open({"driver": "gcs", "bucket": name}, context=tensorstore.Context(CONTEXT)).result()
 
 
 def _after(prefix: str) -> str:

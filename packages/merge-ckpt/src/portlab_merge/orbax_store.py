@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from portlab_merge.location import Location, first_line
+from portlab_merge.location import CONTEXT, Location, first_line
 from portlab_spec.errors import UserError
 
 TREE = "_METADATA"
@@ -68,7 +68,7 @@ def read_arrays(
     """
     import tensorstore  # 0.1 s that --help need not pay
 
-    context = tensorstore.Context({"cache_pool": {"total_bytes_limit": 0}})
+    context = tensorstore.Context({"cache_pool": {"total_bytes_limit": 0}, **CONTEXT})
     specs = {path: _spec(item, stored) for path, stored in item.stored.items() if wants(path)}
     faults: dict[KeyPath, str] = {}
 
