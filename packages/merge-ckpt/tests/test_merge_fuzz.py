@@ -302,7 +302,7 @@ def case(request, make_case):
     return make_case(request.param)
 
 
-EXAMPLES = 50
+EXAMPLES = 120
 CHECKS = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
 
 

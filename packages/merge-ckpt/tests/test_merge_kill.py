@@ -86,7 +86,7 @@ def check_what_is_left(parent, name, expected):
     return (parent / name).exists()
 
 
-@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("number", [0, 1])
 def test_killed_before_any_step_on_the_file_system(ask, undisturbed, tmp_path, number, stride):
     """With stride 1 every step, in turn. The next run goes on or starts anew."""
