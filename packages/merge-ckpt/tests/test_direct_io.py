@@ -65,26 +65,59 @@ def test_a_file_that_exists_is_not_touched(tmp_path):
     assert (tmp_path / "out").read_bytes() == b"mine"
 
 
-def test_any_range_is_read(tmp_path):
+@pytest.fixture
+def out_of_cache(monkeypatch):
+    """Nothing is ever in the cache."""
+    read = os.preadv
+
+    def cold(handle, buffers, offset, flags=0):
+        if flags & os.RWF_NOWAIT:
+            raise OSError(errno.EAGAIN, "not in the cache")
+        return read(handle, buffers, offset, flags)
+
+    monkeypatch.setattr(direct_io.os, "preadv", cold)
+
+
+@pytest.mark.parametrize("size", [16_384, 16_387])
+@pytest.mark.parametrize("cached", [True, False])
+def test_any_range_is_read(tmp_path, request, size, cached):
+    if not cached:
+        request.getfixturevalue("out_of_cache")
     path = tmp_path / "in"
-    path.write_bytes(bytes(range(256)) * 64)
+    path.write_bytes(np.random.default_rng(0).bytes(size))
     with InputFile(path) as file:
-        assert file.read(3, 5000).tobytes() == path.read_bytes()[3:5003]
-        assert file.read(0, 0).size == 0
+        for offset, count in ((3, 5000), (0, 4096), (4095, 2), (8192, size - 8192), (size - 1, 1), (0, size), (7, 0)):
+            assert file.read(offset, count).tobytes() == path.read_bytes()[offset : offset + count]
 
 
-def test_a_kernel_without_uncached_reads_reads_as_ever(tmp_path, monkeypatch):
+def test_a_file_system_without_direct_reads_reads_as_ever(tmp_path, monkeypatch):
     (tmp_path / "in").write_bytes(b"0123456789")
     read = os.preadv
 
-    def older(handle, buffers, offset, flags=0):
-        if flags:
-            raise OSError(errno.EOPNOTSUPP, "unknown flag")
-        return read(handle, buffers, offset)
+    with InputFile(tmp_path / "in") as file:
+        direct = file._direct
 
-    monkeypatch.setattr(direct_io.os, "preadv", older)
+        def refuse(handle, buffers, offset, flags=0):
+            if flags or handle == direct:
+                raise OSError(errno.EINVAL, "not so")
+            return read(handle, buffers, offset)
+
+        monkeypatch.setattr(direct_io.os, "preadv", refuse)
+        assert file.read(2, 3).tobytes() == b"234"
+
+
+def test_a_system_without_either_reads_as_ever(tmp_path, monkeypatch):
+    (tmp_path / "in").write_bytes(b"0123456789")
+    monkeypatch.setattr(direct_io, "_DIRECT", 0)
     with InputFile(tmp_path / "in") as file:
         assert file.read(2, 3).tobytes() == b"234"
+
+
+@pytest.mark.usefixtures("out_of_cache")
+def test_a_file_that_became_shorter_is_an_error_past_the_cache(tmp_path):
+    (tmp_path / "in").write_bytes(bytes(5000))
+    with InputFile(tmp_path / "in") as file, pytest.raises(UserError, match="became shorter"):
+        file.read(4990, 11)
 
 
 def test_a_file_that_became_shorter_is_an_error(tmp_path):

@@ -18,21 +18,18 @@ import numpy as np
 from portlab_spec.errors import UserError
 
 WRITE_BYTES = 4 << 20
-# Linux 6.14: pages that a read itself brings in leave the cache again, others stay. Python 3.12 has no name for it.
-_RWF_DONTCACHE = 0x80
+PAGE = 4096
 _DIRECT = getattr(os, "O_DIRECT", 0)  # Linux and some BSDs
 _UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
 class InputFile:
-    """A file read at any place, by any number of threads; a cache that holds it already is used and left alone."""
+    """A file read at any place, by any number of threads: from the page cache what that holds, else past it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._handle = os.open(path, os.O_RDONLY)
-        self._flags = _RWF_DONTCACHE if hasattr(os, "RWF_NOWAIT") else 0
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._handle, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        self._direct = self._second_handle = _open_direct(path)
 
     def read(self, offset: int, size: int) -> np.ndarray:
         """`size` bytes from `offset`, uint8 (size,).
@@ -40,32 +37,49 @@ class InputFile:
         Raises:
             UserError: the file ends before.
         """
+        if self._direct is None:
+            return self._fill(self._handle, np.empty(size, np.uint8), offset, size)
         data = np.empty(size, np.uint8)
+        if self._take_cached(data, offset):
+            return data
+        # Direct reads want whole pages.
+        start, end = offset & -PAGE, -(-(offset + size) // PAGE) * PAGE
+        try:
+            data = self._fill(self._direct, _whole_pages(end - start), start, offset + size - start)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            self._direct = None
+            return self.read(offset, size)
+        return data[offset - start :][:size]
+
+    def _take_cached(self, data: np.ndarray, offset: int) -> bool:
+        """Fill `data` if the cache holds all of it."""
+        try:
+            return os.preadv(self._handle, [data], offset, os.RWF_NOWAIT) == len(data)
+        except OSError as error:
+            if error.errno not in (*_UNSUPPORTED, errno.EAGAIN):
+                raise
+            return False
+
+    def _fill(self, handle: int, data: np.ndarray, offset: int, size: int) -> np.ndarray:
+        """Read into `data` at least the first `size` bytes."""
         done = 0
         while done < size:
-            count = self._read_into(memoryview(data)[done:], offset + done)
+            count = os.preadv(handle, [data[done:]], offset + done)
             if not count:
-                raise UserError(
-                    "became shorter while it was read", where=str(self.path), fix="Run again on a base at rest"
-                )
+                fix = "Run again on a base at rest"
+                raise UserError("became shorter while it was read", where=str(self.path), fix=fix)
             done += count
         return data
-
-    def _read_into(self, view: memoryview, offset: int) -> int:
-        if self._flags:
-            try:
-                return os.preadv(self._handle, [view], offset, self._flags)
-            except OSError as error:
-                if error.errno not in _UNSUPPORTED:
-                    raise
-                self._flags = 0  # an older kernel, or a file system without it
-        return os.preadv(self._handle, [view], offset)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         os.close(self._handle)
+        if self._second_handle is not None:
+            os.close(self._second_handle)
 
 
 class OutputFile:
@@ -117,6 +131,25 @@ class OutputFile:
                 os.fsync(self._handle)
         finally:
             os.close(self._handle)
+
+
+def _open_direct(path: Path) -> int | None:
+    """A handle for reads past the cache; None where the system has none, or cannot tell what the cache holds."""
+    if not (_DIRECT and hasattr(os, "RWF_NOWAIT")):
+        return None
+    try:
+        return os.open(path, os.O_RDONLY | _DIRECT)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+        return None
+
+
+def _whole_pages(size: int) -> np.ndarray:
+    """Uninitialised bytes that begin at a page."""
+    data = np.empty(size + PAGE, np.uint8)
+    first = -data.ctypes.data % PAGE
+    return data[first : first + size]
 
 
 def _create(path: Path) -> int:
