@@ -127,6 +127,27 @@ def test_figures_of_planning_come_from_committed_results():
         assert program["peak_rss_bytes"] < 12 * 2**30
 
 
+def test_figures_of_merging_come_from_committed_results():
+    """And the aims hold that any machine can meet: memory, rounding, nothing else touched, twice as fast as a peer."""
+    import json
+
+    text = (ROOT / "docs" / "results.md").read_text()
+    result = json.loads((ROOT / "bench/results/bench_merge.json").read_text())
+    for name, figures in result["figures"].items():
+        row = f"| {name.replace(': ', ' | ')} | {figures['seconds']:.1f} | {figures['median_seconds']:.1f} |"
+        assert any(line.startswith(row) for line in text.splitlines()), row
+        if name.endswith(": portlab"):
+            assert figures["peak_memory_bytes"] < 300 * 2**20
+            assert figures["misrounded_share"] < 1e-5
+            assert figures["other_tensors_identical"] == figures["other_tensors"] > 0
+    peers = [ratio for name, ratio in result["ratios"].items() if re.search(r"seconds: \w+ / portlab", name)]
+    assert min(peers) > 2
+    serve = json.loads((ROOT / "bench/results/serve_merged.json").read_text())["figures"]
+    for name, figures in serve.items():
+        assert figures["merged beside transformers"]["equal answers"] == 1
+        assert f"| {name} | 6 of 6 |" in text
+
+
 def test_figures_of_grammars_and_parsers_come_from_committed_results():
     import json
 
