@@ -3,17 +3,13 @@
 import errno
 import json
 import os
-import random
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from portlab_merge import overlay
 from portlab_merge.overlay import MergeOptions, merge
-from portlab_merge.verify import verify_merged
 
 CODE = "from portlab_merge.cli import entry; entry()"
 
@@ -148,43 +144,3 @@ def test_too_small_a_disk_is_refused_before_writing(run, command, tmp_path, monk
     with pytest.raises(files.UserError, match="Free some space"):
         merge(run.plan(), tmp_path / "new" / "out", MergeOptions())
     assert not (tmp_path / "new").exists()
-
-
-SLOW_MERGE = """
-import os, sys, time
-from pathlib import Path
-from portlab_merge import overlay
-from portlab_merge.cli import main
-read, copy = os.preadv, overlay.shutil.copyfile
-print("ready", flush=True)
-overlay.os.preadv = lambda *args: (time.sleep(0.01), read(*args))[1]
-overlay.shutil.copyfile = lambda a, b: (time.sleep(0.02), copy(a, b))
-main(["merge", "--ckpt", sys.argv[1], "--out", sys.argv[2]])
-"""
-
-
-def test_a_killed_merge_leaves_no_model_and_the_next_run_works(run, tmp_path):
-    out = tmp_path / "new" / "out"
-    moments = random.Random(0)
-    partial = 0
-    for _ in range(6):
-        command = [sys.executable, "-c", SLOW_MERGE, str(run.folder), str(out)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        process.stdout.readline()
-        for _ in range(500):  # until it writes
-            if out.parent.exists() and any(out.parent.iterdir()):
-                break
-            time.sleep(0.005)
-        time.sleep(moments.uniform(0.0, 0.25))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        assert not out.exists()
-        left = list(out.parent.iterdir())
-        assert all(path.name.startswith(".out.partial-") for path in left)
-        assert not any((path / "config.json").exists() for path in left)
-        partial += len(left)
-    assert partial > 0
-    merge(run.plan(), out, MergeOptions())
-    assert verify_merged(run.plan(), out) == []
-    assert [path.name for path in out.parent.iterdir()] == ["out"]

@@ -13,6 +13,7 @@ from portlab_merge.peft_adapter import export_adapter
 from portlab_merge.plan import PlanRefused, make_plan
 from portlab_merge.sources import Given
 from portlab_spec.errors import UserError
+from portlab_spec.files import sha256_json
 
 
 def test_every_leaf_is_matched_once(run):
@@ -200,3 +201,12 @@ def test_a_value_far_from_the_others_is_told_of(make_run, base, describe):
 def test_alpha_may_not_be_said_twice(run):
     with pytest.raises(UserError, match="the checkpoint carries its own alpha"):
         read_checkpoint(run.folder, given=Given(alpha=16.0))
+
+
+def test_a_flipped_token_id_is_found(make_run, base):
+    def flip(tree, metadata):
+        metadata["lora_sha256"] = sha256_json(metadata["lora"])
+        metadata["lora"]["token_rows"]["ids"][0] += 1
+
+    with pytest.raises(UserError, match="adapter metadata is not what the trainer saved"):
+        make_run(base, flip).plan()

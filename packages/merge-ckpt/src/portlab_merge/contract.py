@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from portlab_spec.errors import UserError
+from portlab_spec.files import sha256_json
 from portlab_spec.models.targets import ModulePattern, pattern_value, scaling
 
 FORMAT = "portlab-lora/1"
@@ -108,6 +109,9 @@ def parse_metadata(value: Any, where: str) -> AdapterMetadata:
             where=where,
             fix=f"Read today: {FORMAT}, as train-jax writes it; without alpha and base no merge can be right",
         )
+    if value.get("lora_sha256") not in (None, sha256_json(value.get("lora"))):
+        what = "adapter metadata is not what the trainer saved (sha256)"
+        raise UserError(what, where=where, fix="Copy the step again")
     try:
         return AdapterMetadata.model_validate(value)
     except ValidationError as error:

@@ -27,6 +27,11 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def sha256_json(value: Any) -> str:
+    """Hex sha256 of a JSON value, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically (UTF-8)."""
     write_bytes(path, text.encode())

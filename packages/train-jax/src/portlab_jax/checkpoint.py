@@ -17,8 +17,6 @@ processes, all of them call every method, on a file system that they share.
 
 import contextlib
 import dataclasses
-import hashlib
-import json
 import logging
 import shutil
 from collections.abc import Iterator, Sequence
@@ -31,7 +29,7 @@ import orbax.checkpoint as ocp
 from portlab_jax.run_metadata import leaf_digests, require_same_run
 from portlab_jax.step import TrainState
 from portlab_spec.errors import CheckFailed, UserError
-from portlab_spec.files import read_json
+from portlab_spec.files import read_json, sha256_json
 
 STEP_METADATA = "_CHECKPOINT_METADATA"
 ITEMS = {"adapter": "_METADATA", "state": "_METADATA", "log": "metadata", "data": "metadata"}  # and a file of each
@@ -164,7 +162,7 @@ class Checkpoints:
         record = metadata | {
             "leaf_sha256": leaf_digests(state.adapter),
             "state_sha256": leaf_digests(rest),
-            "json_sha256": [_json_digest(text) for text in texts],
+            "json_sha256": [sha256_json(text) for text in texts],
             "monitored": monitored,
         }
         self._note_monitored(step, monitored)
@@ -243,7 +241,7 @@ class Checkpoints:
         for name, item in (("leaf_sha256", found.adapter), ("state_sha256", found.state)):
             if changed := _changed(leaf_digests(item), record.get(name, {})):
                 raise Damaged(f"{changed} is not what was saved (sha256)")
-        if [_json_digest(text) for text in (found.log, found.data)] != record.get("json_sha256"):
+        if [sha256_json(text) for text in (found.log, found.data)] != record.get("json_sha256"):
             raise Damaged("its log or data state is not what was saved (sha256)")
         return Restored(
             step,
@@ -324,10 +322,6 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
 
 def _changed(found: dict[str, str], saved: dict[str, str]) -> str:
     return next((name for name in found.keys() | saved.keys() if found.get(name) != saved.get(name)), "")
-
-
-def _json_digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _first_line(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 
 from portlab_spec.assets import ModelFolder
 from portlab_spec.errors import UserError
-from portlab_spec.files import sha256_file
+from portlab_spec.files import sha256_file, sha256_json
 from portlab_spec.models import config_sha256
 from portlab_spec.recipe import Recipe
 from portlab_spec.report import versions
@@ -45,21 +45,24 @@ def run_metadata(
     """
     lora = recipe.lora
     modules = [module for _, names in leaves for module in names]
+    described = {
+        "rank": lora.rank,
+        "alpha": lora.alpha,
+        "use_rslora": lora.use_rslora,
+        "scaling": lora.scaling,
+        "dropout": lora.dropout,
+        "targets": list(dict.fromkeys(module.rpartition(".")[2] for module in modules)),
+        "rank_pattern": dict(lora.rank_pattern),
+        "alpha_pattern": dict(lora.alpha_pattern),
+        "leaves": [{"target": key, "modules": list(names)} for key, names in leaves],
+        "token_rows": {"parameter": token_rows[0], "ids": list(token_rows[1])} if token_rows else None,
+    }
     return {
         "format": FORMATS[recipe.method],
         "method": recipe.method,
-        "lora": {
-            "rank": lora.rank,
-            "alpha": lora.alpha,
-            "use_rslora": lora.use_rslora,
-            "scaling": lora.scaling,
-            "dropout": lora.dropout,
-            "targets": list(dict.fromkeys(module.rpartition(".")[2] for module in modules)),
-            "rank_pattern": dict(lora.rank_pattern),
-            "alpha_pattern": dict(lora.alpha_pattern),
-            "leaves": [{"target": key, "modules": list(names)} for key, names in leaves],
-            "token_rows": {"parameter": token_rows[0], "ids": list(token_rows[1])} if token_rows else None,
-        },
+        "lora": described,
+        # Digests protect the leaves; a flipped token id or layer number would do as much harm.
+        "lora_sha256": sha256_json(described),
         "optimizer": recipe.optimizer.name,
         "base": {
             "id": model.id,
