@@ -15,7 +15,7 @@ from portlab_merge.diff import contradictions, diff_models, read_claim
 from portlab_merge.location import open_location
 from portlab_merge.overlay import MergeOptions, merge
 from portlab_merge.plan import make_plan
-from portlab_merge.sources import Given
+from portlab_merge.sources import Given, Tree
 from portlab_merge.sources.tunix import TunixSource
 from portlab_merge.steps import pick_step
 from portlab_merge.verify import verify_merged
@@ -172,7 +172,7 @@ def test_finite_values_whose_squares_are_not_are_reported(make_base, make_run, d
 def test_factors_without_elements_are_named(side):
     shapes = {"a": (8, 0), "b": (0, 2, 3)} if side == "a" else {"a": (8, 4), "b": (4, 0, 3)}
     leaves = {("layers", "0", "attn", "q_einsum", f"w_lora_{s}"): np.ones(shapes[s], np.float32) for s in "ab"}
-    problems = TunixSource().read(leaves, {}, {}, Given(alpha=4.0)).problems
+    problems = TunixSource().read(Tree(leaves, {}, {}), Given(alpha=4.0)).problems
     assert any("expected A (D, r) and B (r, N, H)" in problem for problem in problems)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from portlab_merge.location import open_location
 from portlab_merge.orbax_store import open_item, read_arrays
-from portlab_merge.sources import Given
+from portlab_merge.sources import Given, Tree
 from portlab_merge.sources.gemma import GemmaSource
 from portlab_merge.steps import pick_step
 from portlab_spec.errors import UserError
@@ -29,7 +29,7 @@ Q = ("layer_0", "attn", "q_einsum", "_LoRAEinsum_0", "lora")
 
 
 def read(leaves, *, given=None, faults=None):
-    return SOURCE.read(leaves, faults or {}, {}, given or Given())
+    return SOURCE.read(Tree(leaves, faults or {}, {}), given or Given())
 
 
 def factors(module=Q, layers=()):

@@ -11,7 +11,7 @@ import pytest
 
 from portlab_merge.location import open_location
 from portlab_merge.orbax_store import open_item, read_arrays
-from portlab_merge.sources import Given
+from portlab_merge.sources import Given, Tree
 from portlab_merge.sources.maxtext import MaxTextSource
 from portlab_merge.sources.tunix import TunixSource
 from portlab_merge.steps import pick_step
@@ -59,7 +59,8 @@ EINSUM = {0: "td,dr,ro->to", 1: "td,dlr,rlo->lto", 2: "td,dblr,rblo->blto"}
 
 
 def read(leaves, *, metadata=None, alpha=ALPHA, faults=None, use_rslora=False):
-    return SOURCE.read(leaves, faults or {}, metadata or {}, Given(alpha=alpha, use_rslora=use_rslora, where="RUN/7"))
+    tree = Tree(leaves, faults or {}, metadata or {})
+    return SOURCE.read(tree, Given(alpha=alpha, use_rslora=use_rslora, where="RUN/7"))
 
 
 def pair(place, *stack, module=QUERY, inputs=8, rank=RANK, outputs=6):
@@ -122,7 +123,7 @@ def test_every_projection_of_a_recorded_tree_adds_what_maxtext_computes(name, tm
     stored = open_item(step.item)
     assert SOURCE.recognises(tuple(stored.stored), step.metadata)
     arrays, faults = read_arrays(stored, SOURCE.wants)
-    adapter = SOURCE.read(arrays, faults, step.metadata, Given(alpha=None if metadata else ALPHA))
+    adapter = SOURCE.read(Tree(arrays, faults, step.metadata), Given(alpha=None if metadata else ALPHA))
 
     assert adapter.problems == ()
     assert (adapter.lora.rank, adapter.lora.alpha) == (RANK, ALPHA)

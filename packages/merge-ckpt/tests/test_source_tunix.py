@@ -8,7 +8,7 @@ import pytest
 
 from portlab_merge.location import open_location
 from portlab_merge.orbax_store import open_item, read_arrays
-from portlab_merge.sources import Given
+from portlab_merge.sources import Given, Tree
 from portlab_merge.sources.tunix import TunixSource
 from portlab_merge.steps import pick_step
 from portlab_spec.errors import UserError
@@ -33,7 +33,7 @@ KV = ("layers", "0", "attn", "kv_einsum")
 
 
 def read(leaves, *, alpha=ALPHA, faults=None, use_rslora=False):
-    return SOURCE.read(leaves, faults or {}, {}, Given(alpha, use_rslora, "RUN/3"))
+    return SOURCE.read(Tree(leaves, faults or {}, {}), Given(alpha, use_rslora, where="RUN/3"))
 
 
 def factors(module, a_shape=(8, RANK), b_shape=(RANK, 2, 3)):

@@ -6,7 +6,7 @@ from pathlib import Path
 from portlab_merge.adapter import Adapter
 from portlab_merge.location import LocalPath, Location, open_location
 from portlab_merge.orbax_store import open_item, read_arrays
-from portlab_merge.sources import Given, Source
+from portlab_merge.sources import Given, Source, Tree
 from portlab_merge.sources.gemma import GemmaSource
 from portlab_merge.sources.maxtext import MaxTextSource
 from portlab_merge.sources.peft import is_peft, read_peft
@@ -67,7 +67,7 @@ def read_checkpoint(run: str | Path, wanted: str = "latest", given: Given | None
         )
     leaves, faults = read_arrays(item, source.wants)
     given = replace(given, where=where)
-    return Checkpoint(step.folder, step.number, step.skipped, source.read(leaves, faults, step.metadata, given))
+    return Checkpoint(step.folder, step.number, step.skipped, source.read(Tree(leaves, faults, step.metadata), given))
 
 
 def _read_peft(folder: LocalPath, wanted: str, given: Given) -> Checkpoint:

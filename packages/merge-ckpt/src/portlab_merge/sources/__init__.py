@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -27,6 +27,20 @@ class Given:
     where: str = ""
 
 
+class Tree(NamedTuple):
+    """The adapter in a step, as stored.
+
+    Attributes:
+        leaves: arrays of the wanted leaves.
+        faults: wanted leaves that cannot be read, and why.
+        metadata: `custom_metadata` of the step.
+    """
+
+    leaves: Mapping[KeyPath, np.ndarray]
+    faults: Mapping[KeyPath, str]
+    metadata: Mapping[str, Any]
+
+
 class Source(Protocol):
     """A kind of checkpoint."""
 
@@ -40,20 +54,8 @@ class Source(Protocol):
         """Is this leaf the adapter's? Only those are read."""
         ...
 
-    def read(
-        self,
-        leaves: Mapping[KeyPath, np.ndarray],
-        faults: Mapping[KeyPath, str],
-        metadata: Mapping[str, Any],
-        given: Given,
-    ) -> Adapter:
+    def read(self, tree: Tree, given: Given) -> Adapter:
         """The adapter in normal form; each leaf is used exactly once or named in its problems.
-
-        Args:
-            leaves: arrays of the wanted leaves, as stored.
-            faults: wanted leaves that cannot be read, and why.
-            metadata: `custom_metadata` of the step.
-            given: what the user says.
 
         Raises:
             UserError: metadata that is broken, or something the user has to say.

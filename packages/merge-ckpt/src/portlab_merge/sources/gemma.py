@@ -15,7 +15,7 @@ import numpy as np
 
 from portlab_merge.adapter import Adapter
 from portlab_merge.orbax_store import KeyPath
-from portlab_merge.sources import Given
+from portlab_merge.sources import Given, Tree
 from portlab_merge.sources.einsum import Factor, has_place, read_adapter
 from portlab_spec.errors import UserError
 
@@ -38,13 +38,8 @@ class GemmaSource:
         keys = _keys(path)
         return keys[0] != "opt_state" and keys[-2:] in (("lora", "a"), ("lora", "b"))
 
-    def read(
-        self,
-        leaves: Mapping[KeyPath, np.ndarray],
-        faults: Mapping[KeyPath, str],
-        metadata: Mapping[str, Any],
-        given: Given,
-    ) -> Adapter:
+    def read(self, tree: Tree, given: Given) -> Adapter:
+        leaves, faults, metadata = tree
         if given.alpha is not None or given.use_rslora:
             raise UserError(
                 "LoRA of google-deepmind/gemma has no alpha: it adds the product of its factors as it is",

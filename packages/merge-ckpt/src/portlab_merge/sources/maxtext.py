@@ -20,7 +20,7 @@ from pydantic import ConfigDict, ValidationError
 from portlab_merge.adapter import Adapter, LoraSettings, ModuleUpdate, check_values, leaf_digest
 from portlab_merge.contract import Alpha, Rank
 from portlab_merge.orbax_store import KeyPath
-from portlab_merge.sources import Given
+from portlab_merge.sources import Given, Tree
 from portlab_spec.errors import UserError
 from portlab_spec.models.targets import scaling
 
@@ -131,13 +131,8 @@ class MaxTextSource:
     def wants(self, path: KeyPath) -> bool:
         return path[0] not in _OPTIMIZER and "_lora_" in path[-1]
 
-    def read(
-        self,
-        leaves: Mapping[KeyPath, np.ndarray],
-        faults: Mapping[KeyPath, str],
-        metadata: Mapping[str, Any],
-        given: Given,
-    ) -> Adapter:
+    def read(self, tree: Tree, given: Given) -> Adapter:
+        leaves, faults, metadata = tree
         arrays = {_name(path): array for path, array in leaves.items()}
         problems = [f"leaf {_name(path)} cannot be read ({reason})" for path, reason in sorted(faults.items())]
         problems += check_values(arrays)

@@ -9,7 +9,7 @@ import numpy as np
 from portlab_merge.adapter import Adapter, BaseRecord, LoraSettings, ModuleUpdate, TokenRows, check_values, leaf_digest
 from portlab_merge.contract import FORMAT, AdapterMetadata, LeafModules, Lora, parse_metadata
 from portlab_merge.orbax_store import KeyPath
-from portlab_merge.sources import Given
+from portlab_merge.sources import Given, Tree
 from portlab_spec.errors import UserError
 from portlab_spec.models.targets import scaling
 
@@ -27,13 +27,8 @@ class PortlabSource:
     def wants(self, path: KeyPath) -> bool:
         return True
 
-    def read(
-        self,
-        leaves: Mapping[KeyPath, np.ndarray],
-        faults: Mapping[KeyPath, str],
-        metadata: Mapping[str, Any],
-        given: Given,
-    ) -> Adapter:
+    def read(self, tree: Tree, given: Given) -> Adapter:
+        leaves, faults, metadata = tree
         if given.alpha is not None or given.use_rslora:
             raise UserError(
                 "the checkpoint carries its own alpha", where=given.where, fix="Leave out --alpha, --rslora"

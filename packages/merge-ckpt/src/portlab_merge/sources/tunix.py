@@ -12,7 +12,7 @@ import numpy as np
 
 from portlab_merge.adapter import Adapter
 from portlab_merge.orbax_store import KeyPath
-from portlab_merge.sources import Given
+from portlab_merge.sources import Given, Tree
 from portlab_merge.sources.einsum import Factor, has_place, read_adapter
 from portlab_spec.errors import UserError
 
@@ -31,13 +31,8 @@ class TunixSource:
     def wants(self, path: KeyPath) -> bool:
         return path[-1].endswith(("_lora_a", "_lora_b"))
 
-    def read(
-        self,
-        leaves: Mapping[KeyPath, np.ndarray],
-        faults: Mapping[KeyPath, str],
-        metadata: Mapping[str, Any],
-        given: Given,
-    ) -> Adapter:
+    def read(self, tree: Tree, given: Given) -> Adapter:
+        leaves, faults, metadata = tree
         if given.use_rslora:
             fix = "Leave out --rslora"
             raise UserError("Tunix scales by alpha / rank, never by alpha / sqrt(rank)", where=given.where, fix=fix)
