@@ -267,3 +267,15 @@ def save_alone() -> Callable[[Path, dict[tuple[str, ...], np.ndarray]], None]:
             checkpointer.save(folder.resolve(), tree)
 
     return save
+
+
+@pytest.fixture(scope="module")
+def inputs(make_base, make_tree, describe, save, tmp_path_factory) -> tuple[Path, Path]:
+    """A base of several files, one of them in a folder, and a run."""
+    base = make_base(max_shard_size="40KB")
+    (base / "extra").mkdir()
+    (base / "extra" / "notes.txt").write_text("of the base\n")
+    tree = make_tree(base)
+    run = tmp_path_factory.mktemp("inputs") / "run"
+    save(run / "checkpoints", tree, describe(base, tree))
+    return base, run

@@ -21,18 +21,6 @@ TARGET = Path(__file__).with_name("merge_kill_target.py")
 
 
 @pytest.fixture(scope="module")
-def inputs(make_base, make_tree, describe, save, tmp_path_factory):
-    """A base of several files, one of them in a folder, and a run."""
-    base = make_base(max_shard_size="40KB")
-    (base / "extra").mkdir()
-    (base / "extra" / "notes.txt").write_text("of the base\n")
-    tree = make_tree(base)
-    run = tmp_path_factory.mktemp("kill") / "run"
-    save(run / "checkpoints", tree, describe(base, tree))
-    return base, run
-
-
-@pytest.fixture(scope="module")
 def plan(inputs):
     base, run = inputs
     return make_plan(open_base(base), read_checkpoint(run))

@@ -65,17 +65,6 @@ def plan_of(base, run):
 
 
 @pytest.fixture(scope="module")
-def inputs(make_base, make_tree, describe, save, tmp_path_factory):
-    base = make_base(max_shard_size="40KB")
-    (base / "extra").mkdir()
-    (base / "extra" / "notes.txt").write_text("of the base\n")
-    tree = make_tree(base)
-    run = tmp_path_factory.mktemp("resume") / "run"
-    save(run / "checkpoints", tree, describe(base, tree))
-    return base, run
-
-
-@pytest.fixture(scope="module")
 def killed_once(inputs, tmp_path_factory):
     base, run = inputs
     parent = tmp_path_factory.mktemp("killed")

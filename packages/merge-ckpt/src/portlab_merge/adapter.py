@@ -6,7 +6,7 @@ nothing else.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,6 +108,20 @@ class Adapter:
 def leaf_digest(array: np.ndarray) -> str:
     """Hex sha256 of a leaf's values, little-endian in C order."""
     return hashlib.sha256(np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False)).hexdigest()
+
+
+def check_trained(factors: Iterable[tuple[str, np.ndarray]]) -> Iterator[str]:
+    """One line for each kind of module in which no layer has left its initialisation, B = 0.
+
+    Args:
+        factors: kind of module and B of each layer.
+    """
+    trained: dict[str, bool] = {}
+    for module, b in factors:
+        trained[module] = trained.get(module, False) or bool(b.any())
+    for module, moved in trained.items():
+        if not moved:
+            yield f"lora_b of {module} is all zero: the adapter is still at its initialisation"
 
 
 def check_values(leaves: Mapping[str, np.ndarray]) -> Iterator[str]:

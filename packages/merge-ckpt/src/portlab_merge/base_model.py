@@ -7,13 +7,10 @@ from typing import Any
 from portlab_merge.adapter import BaseRecord
 from portlab_spec.errors import UserError
 from portlab_spec.files import read_json, sha256_file
-from portlab_spec.models import config_sha256
+from portlab_spec.models import PREFIXES, config_sha256
 from portlab_spec.safetensors_file import INDEX_FILE, SINGLE_FILE, model_files, read_index
 from portlab_spec.safetensors_header import Header, TensorInfo, read_header
 
-# A text model inside a multimodal one carries one of these on disk: the plain text class, multimodal Gemma 3
-# as published, multimodal Gemma 3 as transformers >= 5 saves it and Gemma 4.
-PREFIXES = ("model.", "language_model.model.", "model.language_model.")
 # Files that describe the very bytes beside them: an index, a manifest of ours, that of the prepared default model.
 DESCRIPTIONS = (".index.json", "merge_manifest.json", "portlab.json")
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")

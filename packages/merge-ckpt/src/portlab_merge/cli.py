@@ -207,10 +207,10 @@ def _verify(command: VerifyCommand) -> int:
 
     if command.merged is None and command.adapter is None:
         raise UserError("nothing to verify", fix="Pass --merged DIR, --adapter DIR or both")
-    plan = _make_plan(command)
-    check_base_weights(plan.base, plan.checkpoint.adapter.base)
     if command.logits and command.merged is None:
         raise UserError("--logits compares a merged model", fix="Pass --merged DIR too")
+    plan = _make_plan(command)
+    check_base_weights(plan.base, plan.checkpoint.adapter.base)
     faults: list[str] = []
     logits = None
     if command.merged is not None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from portlab_merge.adapter import Adapter, LoraSettings, ModuleUpdate, check_values, leaf_digest
+from portlab_merge.adapter import Adapter, LoraSettings, ModuleUpdate, check_trained, check_values, leaf_digest
 from portlab_merge.orbax_store import KeyPath
 from portlab_spec.models.targets import scaling
 
@@ -109,7 +109,7 @@ def read_adapter(
     problems += check_values(stored)
     pairs = _pair(leaves, locate, problems)
     updates = [u for sides in pairs for u in _updates(sides, alpha, problems, partner_lost=bool(faults))]
-    problems += _untrained(pairs)
+    problems += check_trained((b.weight, b.array) for sides in pairs if (b := sides.get("b")))
     return Adapter(
         origin=origin,
         lora=_settings(updates, alpha),
@@ -173,19 +173,6 @@ def _fits(weight: Weight, a: tuple[int, ...], b: tuple[int, ...]) -> bool:
         return False
     count = len(weight.modules)
     return count == 1 or (b[1] == count if len(b) == whole_b else b[1] % count == 0)
-
-
-def _untrained(pairs: Sequence[Mapping[str, Factor]]) -> Iterator[str]:
-    """One line for each kind of module in which no layer has left its initialisation."""
-    trained: dict[str, bool] = {}
-    for sides in pairs:
-        if b := sides.get("b"):
-            trained[b.weight] = trained.get(b.weight, False) or bool(b.array.any())
-    yield from (
-        f"lora_b of {weight} is all zero: the adapter is still at its initialisation"
-        for weight, moved in trained.items()
-        if not moved
-    )
 
 
 def _settings(updates: Sequence[ModuleUpdate], alpha: float | None) -> LoraSettings:

@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import BaseModel as Record
 from pydantic import ConfigDict, ValidationError
 
-from portlab_merge.adapter import Adapter, LoraSettings, ModuleUpdate, check_values, leaf_digest
+from portlab_merge.adapter import Adapter, LoraSettings, ModuleUpdate, check_trained, check_values, leaf_digest
 from portlab_merge.contract import Alpha, Rank
 from portlab_merge.orbax_store import KeyPath
 from portlab_merge.sources import Given, Tree
@@ -141,7 +141,7 @@ class MaxTextSource:
         blocks = _blocks(pairs, problems)
         problems += _contradictions(pairs, settings, metadata)
         updates = [update for pair in pairs for update in _updates(pair, settings, blocks, problems)]
-        problems += _untrained(pairs)
+        problems += check_trained((pair.module, pair.b) for pair in pairs)
         return Adapter(
             origin=NAME,
             lora=settings,
@@ -264,18 +264,6 @@ def _contradictions(pairs: Sequence[_Pair], lora: LoraSettings, metadata: Mappin
     scan_layers = metadata.get("scan_layers")
     if scan_layers is not None and any(form.scanned != bool(scan_layers) for form in forms):
         yield f"the metadata says scan_layers={bool(scan_layers)} and the leaves are stored otherwise"
-
-
-def _untrained(pairs: Sequence[_Pair]) -> Iterator[str]:
-    """One line for each kind of module in which no layer has left its initialisation."""
-    trained: dict[str, bool] = {}
-    for pair in pairs:
-        trained[pair.module] = trained.get(pair.module, False) or bool(pair.b.any())
-    yield from (
-        f"lora_b of {module} is all zero: the adapter is still at its initialisation"
-        for module, moved in trained.items()
-        if not moved
-    )
 
 
 def _updates(pair: _Pair, lora: LoraSettings, blocks: int | None, problems: list[str]) -> Iterator[ModuleUpdate]:
