@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from portlab_jax.attention import attend
-from portlab_jax.packing import Blocks, Rows
-from portlab_jax.packing.blocks import table, visible_blocks, widest
+from portlab_spec.packing import Blocks, Rows
+from portlab_spec.packing.blocks import table, visible_blocks, widest
 from result_file import write_result
 
 HEADS, KV_HEADS, HEAD_DIM, SCALE = 4, 1, 256, 1 / 16

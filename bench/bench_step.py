@@ -40,8 +40,8 @@ from result_file import write_result
 from train_jobs import adapter_values
 
 if TYPE_CHECKING:
-    from portlab_jax.packing import Batch, Layout
     from portlab_jax.setup import Setup
+    from portlab_spec.packing import Batch, Layout
 
 MICRO_BATCH = 4
 LOGITS_AT_A_TIME = 128  # where all are computed
@@ -90,9 +90,9 @@ def run_jax(name: str, rows: list[Row], repeats: int) -> dict[str, object]:
 
     from portlab_jax.compiled import Compiled
     from portlab_jax.lora import adapter_shardings
-    from portlab_jax.packing import pack_batch
     from portlab_jax.setup import set_up
     from portlab_jax.step import gradients
+    from portlab_spec.packing import pack_batch
 
     packed, all_logits = name.startswith("packed"), name.endswith("all logits")
     remat = name.rpartition(" remat ")[2] if "remat" in name else "none"

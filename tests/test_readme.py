@@ -180,8 +180,8 @@ def test_figures_of_batching_come_from_committed_results():
 
 
 def test_the_example_of_tree_packing_is_what_packing_makes_of_it():
-    from portlab_jax.packing import Packing, pack_batch, plan
     from portlab_spec.data.tokens import Row
+    from portlab_spec.packing import Packing, pack_batch, plan
 
     text = (ROOT / "docs" / "shared-prefix.md").read_text()
     given = re.search(r"Four short\s+rows, (.*?), are held as", text, re.DOTALL)
@@ -198,12 +198,12 @@ def test_the_example_of_tree_packing_is_what_packing_makes_of_it():
 
 
 def test_the_token_counts_of_tree_packing_are_those_of_the_fitness_recipe():
-    from portlab_jax.packing import BatchOrder, Packing, plan
     from portlab_spec.assets import default_model
     from portlab_spec.data import load_dataset
     from portlab_spec.data.tokens import tokenize
     from portlab_spec.formats import FORMATS
     from portlab_spec.models import GemmaConfig
+    from portlab_spec.packing import BatchOrder, Packing, plan
     from portlab_spec.recipe import load_recipe
     from portlab_spec.tokenizer import Tokenizer
 

@@ -103,10 +103,10 @@ def test_packed_and_padded_gradients_agree_on_the_real_model():
     """Tree packing is exact at full size too: every gradient, relative 1e-5."""
     import jax
 
-    from portlab_jax.packing import Packing, pack_batch, plan
     from portlab_jax.setup import initial_state, set_up
     from portlab_jax.step import gradients
     from portlab_spec.data.tokens import tokenize
+    from portlab_spec.packing import Packing, pack_batch, plan
     from portlab_spec.recipe import Mesh, Recipe
 
     recipe, model = Recipe(dtype="float32", mesh=Mesh(data=1, fsdp=1, tp=1)), default_model()

@@ -17,12 +17,12 @@ from portlab_jax.compiled import Compiled
 from portlab_jax.lora import Adapter, AdapterOptions, adapter_shardings
 from portlab_jax.mesh import MeshPlan
 from portlab_jax.optim import make_optimizer
-from portlab_jax.packing import Packing, pack_batch, plan
 from portlab_jax.setup import choose_attention
 from portlab_jax.step import StepOptions, TrainState, make_step
 from portlab_jax.weights import load_params
 from portlab_spec.data.tokens import Row
 from portlab_spec.models import AdapterLeaf, GemmaConfig, plan_adapter
+from portlab_spec.packing import Packing, pack_batch, plan
 from portlab_spec.recipe import Lora, Mesh, Optimizer
 
 

@@ -12,10 +12,10 @@ from safetensors.numpy import save_file
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Gemma4ForCausalLM, Gemma4TextConfig
 
 from portlab_jax.mesh import MeshPlan
-from portlab_jax.packing import Batch, Blocks, Packing, Rows, pack_batch, plan
 from portlab_jax.weights import load_params
 from portlab_spec.data.tokens import Row
 from portlab_spec.models import GemmaConfig, param_table
+from portlab_spec.packing import Batch, Blocks, Packing, Rows, pack_batch, plan
 from portlab_spec.recipe import Mesh
 
 VOCAB = 96

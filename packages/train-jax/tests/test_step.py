@@ -17,7 +17,6 @@ from portlab_jax.checkpoint import Checkpoints
 from portlab_jax.compiled import Compiled
 from portlab_jax.lora import AdapterOptions, init_adapter
 from portlab_jax.mesh import MeshPlan, choose_sizes
-from portlab_jax.packing import BatchOrder, Packing, pack_batch, plan
 from portlab_jax.run_metadata import leaf_digests
 from portlab_jax.setup import Setup, initial_state, set_up
 from portlab_jax.step import StepOptions, TrainState, batch_sums, gradients
@@ -27,6 +26,7 @@ from portlab_spec.assets import ModelFolder
 from portlab_spec.data.tokens import Row
 from portlab_spec.errors import CheckFailed, UserError
 from portlab_spec.models import FULL, SLIDING, plan_adapter
+from portlab_spec.packing import BatchOrder, Packing, pack_batch, plan
 from portlab_spec.recipe import Lora, Mesh, Recipe
 
 DENSE = {

@@ -21,9 +21,9 @@ from portlab_jax.lora import AdapterOptions
 from portlab_jax.loss import LossOptions, head_logits
 from portlab_jax.mesh import GROUP_AXES, MeshPlan, axis_size, partition, shard
 from portlab_jax.model import KV, Inputs, Weights, empty_kv, hidden_states, repeat_heads
-from portlab_jax.packing import Blocks, Rows
 from portlab_spec.data.tokens import common_prefix
 from portlab_spec.models import GemmaConfig, LayerKind
+from portlab_spec.packing import Blocks, Rows
 
 Array = jax.Array
 

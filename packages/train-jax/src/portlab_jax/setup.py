@@ -19,7 +19,6 @@ from portlab_jax.lora import AdapterOptions, adapter_shardings, init_adapter
 from portlab_jax.mesh import MeshPlan
 from portlab_jax.model import Params
 from portlab_jax.optim import make_optimizer
-from portlab_jax.packing import Layout, Packing, Plan, plan
 from portlab_jax.step import StepMetrics, StepOptions, TrainState, make_step
 from portlab_jax.weights import LoadReport, abstract_params, load_params
 from portlab_spec.assets import ModelFolder
@@ -27,6 +26,7 @@ from portlab_spec.data.tokens import Row
 from portlab_spec.errors import UserError
 from portlab_spec.formats import Format
 from portlab_spec.models import GemmaConfig, param_table, plan_adapter
+from portlab_spec.packing import Layout, Packing, Plan, plan
 from portlab_spec.recipe import Recipe
 from portlab_spec.tokenizer import Tokenizer
 

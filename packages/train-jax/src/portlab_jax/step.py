@@ -13,9 +13,9 @@ from portlab_jax.lora import Adapter, AdapterOptions
 from portlab_jax.loss import LossOptions, LossSums, supervised_loss
 from portlab_jax.mesh import partition, shard
 from portlab_jax.model import Inputs, Params, Weights, empty_kv, hidden_states, repeat_heads, with_adapter
-from portlab_jax.packing import Batch, Layout
 from portlab_jax.remat import Remat
 from portlab_spec.models import GemmaConfig, LayerKind
+from portlab_spec.packing import Batch, Layout
 
 Array = jax.Array
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import optax
 
+from portlab_jax.batches import PackedBatches, Step
 from portlab_jax.checkpoint import Checkpoints, TrainLog
 from portlab_jax.compiled import Compiled
 from portlab_jax.distributed import is_main
@@ -17,8 +18,6 @@ from portlab_jax.flops import StepSize, attention_size, step_flops, visible_pair
 from portlab_jax.loss import head_logits
 from portlab_jax.mesh import shard
 from portlab_jax.monitor import Throughput, Work, patience_is_over, require_finite
-from portlab_jax.packing import Batch, BatchOrder, Layout, Plan, pack_batch
-from portlab_jax.packing.batches import PackedBatches, Step
 from portlab_jax.profiling import Profiler
 from portlab_jax.run_metadata import run_metadata
 from portlab_jax.schedule import learning_rate_schedule
@@ -29,6 +28,7 @@ from portlab_jax.trackers import open_trackers
 from portlab_spec.data.tokens import Row
 from portlab_spec.errors import CheckFailed
 from portlab_spec.models import param_table
+from portlab_spec.packing import Batch, BatchOrder, Layout, Plan, pack_batch
 from portlab_spec.progress import bar
 
 PROBE_TOP_K = 8

@@ -11,7 +11,7 @@ from portlab_jax.attention.splash import splash_plain, splash_tree
 from portlab_jax.mesh import axis_size, partition, shard
 
 if TYPE_CHECKING:
-    from portlab_jax.packing import Blocks, Rows
+    from portlab_spec.packing import Blocks, Rows
 
 
 def attend(

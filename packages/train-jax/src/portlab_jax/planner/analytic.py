@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import jax
 
 from portlab_jax.attention.splash import computed_pairs
-from portlab_jax.packing import Layout
 from portlab_jax.setup import Blueprint, abstract_frozen, abstract_state, device_bytes
 from portlab_jax.step import TrainState
 from portlab_spec.models import GemmaConfig, LayerKind, Param, param_table
+from portlab_spec.packing import Layout
 
 RECOMPUTED = ("block", "offload")
 

@@ -16,7 +16,6 @@ from portlab_jax.decode import Slots, empty_caches, first_choice, run_rows
 from portlab_jax.lora import AdapterOptions
 from portlab_jax.mesh import MeshPlan
 from portlab_jax.model import Inputs, Params, hidden_states, with_adapter
-from portlab_jax.packing import Packing, pack_batch, plan
 from portlab_jax.planner.program import Compile, Program
 from portlab_jax.planner.workload import made_up
 from portlab_jax.setup import choose_attention, device_bytes
@@ -24,6 +23,7 @@ from portlab_jax.step import PackedAttention, StepOptions, pick_slots
 from portlab_jax.weights import abstract_params
 from portlab_spec.hardware import Slice
 from portlab_spec.models import GemmaConfig, LayerKind
+from portlab_spec.packing import Packing, pack_batch, plan
 from portlab_spec.recipe import Recipe
 
 Array = jax.Array

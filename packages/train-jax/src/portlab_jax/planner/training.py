@@ -7,13 +7,13 @@ from typing import Any
 
 import jax
 
-from portlab_jax.packing import BatchOrder, Layout, Plan, pack_batch
 from portlab_jax.planner.analytic import Analytic, analyse
 from portlab_jax.planner.program import Compile, Program
 from portlab_jax.planner.workload import Workload
 from portlab_jax.setup import Blueprint, abstract_frozen, abstract_state, device_bytes, draw_up, jit_step
 from portlab_spec.data.tokens import Row
 from portlab_spec.hardware import Slice
+from portlab_spec.packing import BatchOrder, Layout, Plan, pack_batch
 from portlab_spec.recipe import Recipe
 
 

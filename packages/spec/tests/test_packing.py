@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from portlab_jax.packing import Packing, pack_batch, plan
 from portlab_spec.data.tokens import Row, common_prefix
 from portlab_spec.errors import UserError
+from portlab_spec.packing import Packing, pack_batch, plan
 
 EVERY_TOKEN = 1  # min_shared
 

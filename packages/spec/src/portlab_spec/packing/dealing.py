@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Sequence
 
-from portlab_jax.packing.trie import SortedRows, Span
+from portlab_spec.packing.trie import SortedRows, Span
 
 
 def deal(rows: SortedRows, trees: Sequence[Span], parts: int) -> list[list[Span]]:

@@ -5,10 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from portlab_jax.packing import BatchOrder, Packing, pack_batch, plan
-from portlab_jax.packing.dealing import deal, first_fit
-from portlab_jax.packing.trie import SortedRows
 from portlab_spec.data.tokens import Row
+from portlab_spec.packing import BatchOrder, Packing, pack_batch, plan
+from portlab_spec.packing.dealing import deal, first_fit
+from portlab_spec.packing.trie import SortedRows
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
 
 
 def make_rows(rng, n, *, prefixes=(40,), suffix=(5, 15), answer=3):

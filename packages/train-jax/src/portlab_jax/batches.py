@@ -5,11 +5,11 @@ from typing import Any, NamedTuple, Self
 
 import grain
 
-from portlab_jax.packing.batch import Batch, Layout, pack_batch
-from portlab_jax.packing.order import BatchOrder
-from portlab_jax.packing.planning import Plan
 from portlab_spec.data.tokens import Row
 from portlab_spec.errors import UserError
+from portlab_spec.packing.batch import Batch, Layout, pack_batch
+from portlab_spec.packing.order import BatchOrder
+from portlab_spec.packing.planning import Plan
 
 
 class Step(NamedTuple):

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from portlab_jax.packing.blocks import table, visible_blocks, widest
-from portlab_jax.packing.dealing import deal, first_fit
-from portlab_jax.packing.trie import SortedRows, Tree
 from portlab_spec.data.tokens import Row
 from portlab_spec.errors import UserError
+from portlab_spec.packing.blocks import table, visible_blocks, widest
+from portlab_spec.packing.dealing import deal, first_fit
+from portlab_spec.packing.trie import SortedRows, Tree
 
 Array = Any  # numpy on the host, jax under jit
 

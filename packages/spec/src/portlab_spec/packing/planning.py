@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from portlab_jax.packing.batch import Layout, Packing, place
-from portlab_jax.packing.blocks import visible_blocks, widest
-from portlab_jax.packing.trie import Tree
 from portlab_spec.data.batching import assign_bucket, buckets
 from portlab_spec.data.tokens import Row
+from portlab_spec.packing.batch import Layout, Packing, place
+from portlab_spec.packing.blocks import visible_blocks, widest
+from portlab_spec.packing.trie import Tree
 
 BLOCKS = (32, 64, 128, 256)
 

@@ -28,7 +28,7 @@ class Tree(NamedTuple):
     """One tree, laid out depth first; indices count from its first token.
 
     Attributes:
-        tokens, positions, ends: int32 (n,), see `portlab_jax.packing.Rows`.
+        tokens, positions, ends: int32 (n,), see `portlab_spec.packing.Rows`.
         slots, targets: int32 (s,), ascending, each pair once.
         weights: float32 (s,), number of rows that supervise the pair.
     """
