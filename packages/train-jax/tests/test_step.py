@@ -16,7 +16,7 @@ from training_runs import SETTINGS, TOKEN_IDS, save_random_model, tool_rows
 from portlab_jax.checkpoint import Checkpoints
 from portlab_jax.compiled import Compiled
 from portlab_jax.lora import AdapterOptions, init_adapter
-from portlab_jax.mesh import MeshPlan, choose_sizes
+from portlab_jax.mesh import MeshPlan
 from portlab_jax.run_metadata import leaf_digests
 from portlab_jax.setup import Setup, initial_state, set_up
 from portlab_jax.step import StepOptions, TrainState, batch_sums, gradients
@@ -25,6 +25,7 @@ from portlab_jax.weights import load_params
 from portlab_spec.assets import ModelFolder
 from portlab_spec.data.tokens import Row
 from portlab_spec.errors import CheckFailed, UserError
+from portlab_spec.mesh import mesh_sizes
 from portlab_spec.models import FULL, SLIDING, plan_adapter
 from portlab_spec.packing import BatchOrder, Packing, pack_batch, plan
 from portlab_spec.recipe import Lora, Mesh, Recipe
@@ -342,7 +343,8 @@ GIB = 2**30
     ],
 )
 def test_what_the_recipe_leaves_open_is_chosen(recipe, devices, weights, memory, rows, sizes):
-    assert choose_sizes(recipe, devices, weights, memory, rows) == sizes
+    chosen = mesh_sizes(recipe, devices, weight_bytes=weights, memory=memory, rows=rows)
+    assert tuple(chosen.values()) == sizes
 
 
 def test_a_mesh_needs_exactly_the_devices():

@@ -15,25 +15,12 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from portlab_spec.errors import UserError
+from portlab_spec import mesh as rules
+from portlab_spec.mesh import AXES, GROUP_AXES, RULES
 from portlab_spec.models import Dim, Param
 from portlab_spec.recipe import Mesh
 
 log = logging.getLogger(__name__)
-
-AXES = ("data", "fsdp", "tp")
-GROUP_AXES = ("data", "fsdp")
-
-# Logical axis -> mesh axes. Groups of a batch spread over everything that is not tensor-parallel.
-RULES: dict[str, tuple[str, ...]] = {
-    "group": GROUP_AXES,
-    "embed": ("fsdp",),
-    "vocab": ("tp",),
-    "heads": ("tp",),
-    "kv_heads": ("tp",),
-    "mlp": ("tp",),
-    "experts": ("tp",),
-}
 
 
 def shard(x: jax.Array, *axes: str | None, parts: Sequence[int] | None = None) -> jax.Array:
@@ -70,13 +57,7 @@ def axis_size(axis: str) -> int:
 
 
 def _spec(axes: Sequence[str | None], parts: Sequence[int], shape: dict[str, int]) -> PartitionSpec:
-    entries: list[Any] = []
-    for axis, count in zip(axes, parts, strict=True):
-        names = RULES[axis] if axis else ()
-        ways = math.prod(shape[name] for name in names)
-        fits = bool(names) and count % ways == 0
-        entries.append((names if len(names) > 1 else names[0]) if fits else None)
-    return PartitionSpec(*entries)
+    return PartitionSpec(*rules.spec_of(axes, parts, shape))
 
 
 @dataclass(frozen=True)
@@ -107,15 +88,10 @@ class MeshPlan:
             UserError: the shape does not use exactly the devices there are.
         """
         devices = list(devices or jax.devices())
-        sizes = choose_sizes(recipe, len(devices), weight_bytes, memory or device_memory(devices[0]), rows)
-        if math.prod(sizes) != len(devices):
-            data, fsdp, tp = sizes
-            raise UserError(
-                f"data {data} x fsdp {fsdp} x tp {tp} is not the {len(devices)} device(s) there are",
-                where="mesh",
-                fix="Set mesh.data, mesh.fsdp and mesh.tp so that their product is the number of devices",
-            )
-        return MeshPlan(jax.make_mesh(sizes, AXES, axis_types=(AxisType.Explicit,) * 3, devices=devices))
+        memory = memory or device_memory(devices[0])
+        sizes = rules.mesh_sizes(recipe, len(devices), weight_bytes=weight_bytes, memory=memory, rows=rows)
+        shape, names = tuple(sizes.values()), tuple(sizes)
+        return MeshPlan(jax.make_mesh(shape, names, axis_types=(AxisType.Explicit,) * len(AXES), devices=devices))
 
     @property
     def device(self) -> Any:
@@ -129,7 +105,7 @@ class MeshPlan:
 
     def describe(self) -> str:
         """The sizes of the axes in a few words."""
-        return " x ".join(f"{name} {size}" for name, size in self.mesh.shape.items())
+        return rules.describe(dict(self.mesh.shape))
 
     def sharding(self, dims: Sequence[Dim], *, lead: int = 0) -> NamedSharding:
         """Sharding of a parameter by its dimensions, behind `lead` dimensions that are not cut."""
@@ -170,41 +146,7 @@ class MeshPlan:
 
     def replications(self, table: Sequence[Param]) -> list[str]:
         """One line for each kind of dimension that the mesh cannot cut and replicates instead."""
-        lines = {}
-        for dim in (dim for param in table for dim in param.dims if dim.axis):
-            ways = math.prod(self.mesh.shape[name] for name in RULES[str(dim.axis)])
-            if dim.parts % ways:
-                what = f"{dim.parts} {str(dim.axis).replace('_', ' ')}"
-                lines[what] = f"{what} cannot be cut {ways} ways over {'+'.join(RULES[str(dim.axis)])}: replicated"
-        return list(lines.values())
-
-
-def choose_sizes(
-    recipe: Mesh, devices: int, weight_bytes: int, memory: int | None, rows: int | None
-) -> tuple[int, int, int]:
-    """Sizes of (data, fsdp, tp): the recipe's, and for those it leaves open the fewest ways that do.
-
-    Rows are independent, so data parallelism costs least; weights are cut only as far as memory asks for it, and
-    heads only for devices that would have no rows.
-    """
-    fixed = (recipe.data or 1) * (recipe.fsdp or 1)
-    tp = recipe.tp
-    if tp is None and recipe.data and recipe.fsdp:
-        tp = max(devices // fixed, 1)
-    if tp is None:
-        enough = [t for t in _divisors(devices) if devices // t <= max(rows or devices, fixed)]
-        tp = enough[0]
-    rest = max(devices // tp, 1)
-    fsdp = recipe.fsdp
-    if fsdp is None and recipe.data is not None:
-        fsdp = max(rest // recipe.data, 1)
-    if fsdp is None:
-        fsdp = next((f for f in _divisors(rest) if not memory or weight_bytes / (f * tp) <= memory / 2), rest)
-    return recipe.data or max(rest // fsdp, 1), fsdp, tp
-
-
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
+        return rules.replications(table, dict(self.mesh.shape))
 
 
 def device_memory(device: Any) -> int | None:
