@@ -93,11 +93,11 @@ def compiled(run: PublishedRun, part: Slice) -> Figures:
 
 
 def model_tflop(run: PublishedRun, part: Slice) -> float:
-    """Model FLOPs of a step of one chip in 10^12, nothing recomputed, as `portlab_jax.flops` and MaxText count them."""
+    """Model FLOPs of a step of one chip in 10^12, nothing recomputed, as portlab_spec.models.flops and MaxText count."""
     import jax
 
-    from portlab_jax.flops import StepSize, attention_size, step_flops, visible_pairs
     from portlab_jax.setup import draw_up
+    from portlab_spec.models.flops import StepSize, attention_size, step_flops, visible_pairs
     from portlab_spec.recipe import Mesh
 
     config, recipe = find_config(run.model), run.recipe()

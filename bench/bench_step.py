@@ -147,8 +147,8 @@ def widen(batch: "Batch", layout: "Layout", multiple: int) -> "Batch":
 
 
 def gflop(setup: "Setup", batch: "Batch") -> dict[str, float]:
-    """Model FLOPs of a step by part, in 10^9, by the formula of `portlab_jax.flops`."""
-    from portlab_jax.flops import ModelSize, StepSize, attention_size, step_flops, visible_pairs
+    """Model FLOPs of a step by part, in 10^9, by the formula of `portlab_spec.models.flops`."""
+    from portlab_spec.models.flops import ModelSize, StepSize, attention_size, step_flops, visible_pairs
 
     config, size, held = setup.config, setup.size(), batch.rows.ends > 0
     attention = attention_size(

@@ -10,7 +10,7 @@ of 512 and 2048 random tokens, 32,768 in a step: `ordinary` rows share nothing a
 beside its logits. The three need environments of their own; `--python NAME=PATH` names an interpreter.
 
 Tokens per second count the rows as given. Model FLOP/s, for ordinary rows alone, are those that the step cannot do
-without, over the GPU's dense bfloat16 peak (`portlab_jax.flops`): recomputation and padding do not count.
+without, over the GPU's dense bfloat16 peak (`portlab_spec.models.flops`): recomputation and padding do not count.
 """
 
 import argparse
@@ -26,8 +26,8 @@ import numpy as np
 
 from contenders import CONTENDERS, print_table, ratios, require_equal_losses, run_all
 from peers.exchange import Job, Row, Settings
-from portlab_jax.flops import ModelSize, StepSize, attention_size, mfu, step_flops, visible_pairs
 from portlab_spec.models import GemmaConfig, param_table, plan_adapter
+from portlab_spec.models.flops import ModelSize, StepSize, attention_size, mfu, step_flops, visible_pairs
 from portlab_spec.recipe import Lora
 from result_file import write_result
 from train_jobs import TARGETS, adapter_values, gemma3_shape, random_rows, write_random_model
@@ -105,7 +105,7 @@ def jobs(scale: Scale, folder: Path, steps: int) -> Iterator[tuple[str, GemmaCon
 
 
 def model_flops(config: GemmaConfig, rows: Sequence[Row]) -> int:
-    """FLOPs of a LoRA step over rows without common parts, by the formula of `portlab_jax.flops`."""
+    """FLOPs of a LoRA step over rows without common parts, by the formula of `portlab_spec.models.flops`."""
     leaves = plan_adapter(config, LORA)
     model = ModelSize(
         linears=sum(param.count * math.prod(param.shape) for param in param_table(config) if param.target),

@@ -236,7 +236,7 @@ def test_the_training_page_names_every_choice_of_the_recipe():
         assert f"| `{policy}` |" in text
     for number in WATCHED:
         assert re.search(rf"^\| {number.name}.*\| {128 + number} \|$", text, re.MULTILINE)
-    formula = (ROOT / "packages/train-jax/src/portlab_jax/flops.py").read_text()
+    formula = (ROOT / "packages/spec/src/portlab_spec/models/flops.py").read_text()
     for line in re.findall(r"^(?:LoRA|full) step .*$", text, re.MULTILINE):
         assert line in formula
 

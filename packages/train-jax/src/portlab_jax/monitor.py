@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from portlab_jax.flops import mfu
 from portlab_spec.errors import CheckFailed
+from portlab_spec.models.flops import mfu
 
 NAMED_ROWS = 32  # a message names so many rows at most
 
@@ -54,7 +54,7 @@ class Work(NamedTuple):
         examples: original rows.
         tokens: of the original rows.
         computed: tokens that pass the layers, shared parts once, padding included.
-        flops: model FLOPs, see flops.py.
+        flops: model FLOPs, see `portlab_spec.models.flops`.
     """
 
     examples: int

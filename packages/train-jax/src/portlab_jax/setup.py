@@ -14,7 +14,6 @@ import optax
 
 from portlab_jax.adapter_init import load_adapter
 from portlab_jax.attention import choose
-from portlab_jax.flops import ModelSize
 from portlab_jax.lora import AdapterOptions, adapter_shardings, init_adapter
 from portlab_jax.mesh import MeshPlan
 from portlab_jax.model import Params
@@ -26,6 +25,7 @@ from portlab_spec.data.tokens import Row
 from portlab_spec.errors import UserError
 from portlab_spec.formats import Format
 from portlab_spec.models import GemmaConfig, param_table, plan_adapter
+from portlab_spec.models.flops import ModelSize
 from portlab_spec.packing import Layout, Packing, Plan, plan
 from portlab_spec.recipe import Recipe
 from portlab_spec.tokenizer import Tokenizer

@@ -14,7 +14,6 @@ from portlab_jax.batches import PackedBatches, Step
 from portlab_jax.checkpoint import Checkpoints, TrainLog
 from portlab_jax.compiled import Compiled
 from portlab_jax.distributed import is_main
-from portlab_jax.flops import StepSize, attention_size, step_flops, visible_pairs
 from portlab_jax.loss import head_logits
 from portlab_jax.mesh import shard
 from portlab_jax.monitor import Throughput, Work, patience_is_over, require_finite
@@ -28,6 +27,7 @@ from portlab_jax.trackers import open_trackers
 from portlab_spec.data.tokens import Row
 from portlab_spec.errors import CheckFailed
 from portlab_spec.models import param_table
+from portlab_spec.models.flops import StepSize, attention_size, step_flops, visible_pairs
 from portlab_spec.packing import Batch, BatchOrder, Layout, Plan, pack_batch
 from portlab_spec.progress import bar
 
