@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from portlab_merge.peft_format import (
 )
 from portlab_merge.plan import LoraTarget, Plan, refuse_overlap
 from portlab_spec.files import new_folder, require_free_space, write_json, write_text
-from portlab_spec.models.targets import pattern_value, scaling
+from portlab_spec.models.targets import module_regex, pattern_value, scaling
 from portlab_spec.safetensors_header import encode_header, lay_out
 
 
@@ -140,30 +139,8 @@ def _patterns(targets: Mapping[str, LoraTarget], lora: LoraSettings) -> tuple[di
 
 
 def target_regex(modules: list[str], base: BaseModel, key_style: KeyStyle = "new") -> str:
-    """A regex that matches exactly these modules of the base.
-
-    PEFT matches a list of names by suffix, which takes in vision and audio towers as well; a string is a regex
-    for the whole path. Layers are written `\\d+` if that says the same as their numbers.
-    """
-    layers_of: dict[tuple[str, str], set[int]] = defaultdict(set)
-    plain = []
-    for module in modules:
-        if match := re.fullmatch(r"(.*\.layers)\.(\d+)\.(.+)", module):
-            layers_of[match[1], match[3]].add(int(match[2]))
-        else:
-            plain.append(re.escape(module))
-    groups: dict[tuple[str, tuple[int, ...]], list[str]] = defaultdict(list)
-    for (prefix, name), layers in layers_of.items():
-        groups[prefix, tuple(sorted(layers))].append(re.escape(name))
-    have = {module_path(name, key_style) for name in base.tensors}
-    branches = []
-    for (prefix, numbers), names in groups.items():
-        tail = rf"\.({'|'.join(sorted(names))})"
-        every = re.escape(prefix) + r"\.\d+" + tail
-        listed = re.escape(prefix) + rf"\.({'|'.join(map(str, numbers))})" + tail
-        reached = {module for module in have if re.fullmatch(every, module)}
-        branches.append(every if reached <= set(modules) else listed)
-    return "|".join(branches + sorted(plain))
+    """A regex that matches exactly these modules of the base."""
+    return module_regex(modules, [module_path(name, key_style) for name in base.tensors])
 
 
 def _plain(number: float) -> float | int:

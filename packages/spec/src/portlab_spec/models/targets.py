@@ -7,7 +7,8 @@ a path. Experts are bare parameters, not modules: a target has to name them (`ex
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
@@ -130,6 +131,37 @@ def pattern_key(pattern: Mapping[str, object], module: str) -> str | None:
 def scaling(alpha: float, rank: int, use_rslora: bool) -> float:
     """Factor of the low-rank product: alpha / rank, with rsLoRA alpha / sqrt(rank) (arXiv 2312.03732)."""
     return alpha / math.sqrt(rank) if use_rslora else alpha / rank
+
+
+def module_regex(modules: Sequence[str], known: Iterable[str]) -> str:
+    r"""A regular expression that matches exactly these modules among those that a model has.
+
+    PEFT matches a list of names by suffix, which takes in vision and audio towers as well; a string it matches with
+    whole paths. Layers are written `\d+` if that says the same as their numbers.
+
+    Args:
+        modules: dotted paths.
+        known: paths of all the model's modules.
+    """
+    layers_of: dict[tuple[str, str], set[int]] = defaultdict(set)
+    plain = []
+    for module in modules:
+        if match := re.fullmatch(r"(.*\.layers)\.(\d+)\.(.+)", module):
+            layers_of[match[1], match[3]].add(int(match[2]))
+        else:
+            plain.append(re.escape(module))
+    groups: dict[tuple[str, tuple[int, ...]], list[str]] = defaultdict(list)
+    for (prefix, name), layers in layers_of.items():
+        groups[prefix, tuple(sorted(layers))].append(re.escape(name))
+    have = set(known)
+    branches = []
+    for (prefix, numbers), names in groups.items():
+        tail = rf"\.({'|'.join(sorted(names))})"
+        every = re.escape(prefix) + r"\.\d+" + tail
+        listed = re.escape(prefix) + rf"\.({'|'.join(map(str, numbers))})" + tail
+        reached = {module for module in have if re.fullmatch(every, module)}
+        branches.append(every if reached <= set(modules) else listed)
+    return "|".join(branches + sorted(plain))
 
 
 def describe(leaves: Sequence[AdapterLeaf]) -> str:
