@@ -93,7 +93,7 @@ def compiled(run: PublishedRun, part: Slice) -> Figures:
 
 
 def model_tflop(run: PublishedRun, part: Slice) -> float:
-    """Model FLOPs of a step of one chip in 10^12, nothing recomputed, as portlab_spec.models.flops and MaxText count."""
+    """Model FLOPs of a step of one chip in 10^12, nothing recomputed: as portlab_spec.models.flops and MaxText."""
     import jax
 
     from portlab_jax.setup import draw_up

@@ -19,11 +19,12 @@ from transformers import (
 )
 
 from portlab_jax.checkpoint import Checkpoints, TrainLog
-from portlab_jax.run_metadata import run_metadata
 from portlab_jax.step import TrainState
 from portlab_spec.assets import ModelFolder
 from portlab_spec.models import GemmaConfig, find_prefix, plan_adapter
 from portlab_spec.recipe import Lora, Recipe
+from portlab_spec.report import versions
+from portlab_spec.run.metadata import run_metadata
 from portlab_spec.safetensors_file import model_files
 from portlab_spec.safetensors_header import read_header
 
@@ -126,6 +127,7 @@ def write_run(base: Path, folder: Path, *, targets: Sequence[str] = (), strength
         ModelFolder(base, str(base), None),
         config.family,
         [(leaf.key, leaf.modules(prefix)) for leaf in leaves],
+        versions=versions("jax", "orbax-checkpoint"),
     )
     state = TrainState({"lora": lora}, (), jnp.int32(1), jax.random.key_data(jax.random.key(0)))
     with Checkpoints(folder / "checkpoints") as checkpoints:

@@ -53,6 +53,8 @@ def loaded_after(statement: str) -> set[str]:
     [
         "import portlab_spec, portlab_spec.recipe, portlab_spec.data, portlab_spec.formats, portlab_spec.metrics",
         "import portlab_spec.assets, portlab_spec.tokenizer, portlab_spec.models, portlab_spec.report",
+        "import portlab_spec.packing, portlab_spec.models.flops, portlab_spec.run.command_line, portlab_spec.run.data",
+        "import portlab_spec.run.display, portlab_spec.run.charts, portlab_spec.run.trackers, portlab_spec.run.stages",
         "import portlab_merge.cli, portlab_merge.overlay, portlab_merge.verify, portlab_merge.peft_adapter",
         "import portlab_jax.cli",
     ],

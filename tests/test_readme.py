@@ -228,8 +228,8 @@ def test_the_token_counts_of_tree_packing_are_those_of_the_fitness_recipe():
 def test_the_training_page_names_every_choice_of_the_recipe():
     from typing import get_args
 
-    from portlab_jax.signals import WATCHED
     from portlab_spec.recipe import Recipe
+    from portlab_spec.run.signals import WATCHED
 
     text = (ROOT / "docs" / "training.md").read_text()
     for policy in get_args(Recipe.model_fields["remat"].annotation):

@@ -14,12 +14,12 @@ from peft import LoraConfig, get_peft_model
 from portlab_jax.adapter_init import load_adapter
 from portlab_jax.checkpoint import Checkpoints, TrainLog
 from portlab_jax.lora import init_adapter
-from portlab_jax.run_metadata import run_metadata
 from portlab_jax.step import TrainState
 from portlab_spec.assets import ModelFolder
 from portlab_spec.errors import UserError
 from portlab_spec.models import plan_adapter
 from portlab_spec.recipe import Lora, Recipe
+from portlab_spec.run.metadata import run_metadata
 
 LORA = Lora(rank=4, alpha=12.0, targets=("q_proj", "v_proj", "mlp.up_proj"))
 EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
@@ -197,7 +197,9 @@ def run_folder(tiny_one, tmp_path):
     model = ModelFolder(tiny_one.folder, "tiny", None)
     named = [(leaf.key, leaf.modules("model.")) for leaf in leaves]
     recipe = Recipe(lora=LORA)
-    metadata = run_metadata(recipe, model, "gemma3", named, token_rows=("model.embed_tokens.weight", TOKEN_IDS))
+    metadata = run_metadata(
+        recipe, model, "gemma3", named, versions={}, token_rows=("model.embed_tokens.weight", TOKEN_IDS)
+    )
     key = jax.random.key_data(jax.random.key(0))
     with jax.set_mesh(tiny_one.mesh.mesh), Checkpoints(tmp_path / "checkpoints") as checkpoints:
         embedding = tiny_one.params["embed_tokens"]

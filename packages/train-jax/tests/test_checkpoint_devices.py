@@ -18,7 +18,8 @@ import jax, jax.numpy as jnp, optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from portlab_jax.checkpoint import Checkpoints, TrainLog
 from portlab_jax.optim import make_optimizer
-from portlab_jax.run_metadata import FORMATS, leaf_digests
+from portlab_jax.leaf_digests import leaf_digests
+from portlab_spec.run.metadata import FORMATS
 from portlab_spec.recipe import Optimizer
 
 class State(NamedTuple):

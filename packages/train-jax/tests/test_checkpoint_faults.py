@@ -14,8 +14,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 from portlab_jax.checkpoint import Checkpoints, TrainLog
-from portlab_jax.run_metadata import FORMATS
 from portlab_spec.errors import CheckFailed, UserError
+from portlab_spec.run.metadata import FORMATS
 
 
 class State(NamedTuple):

@@ -17,7 +17,7 @@ from training_runs import STEPS, Run, run_elsewhere, save_random_model
 from portlab_jax import setup
 from portlab_jax.attention import splash
 from portlab_jax.attention.choice import Choice
-from portlab_jax.run_metadata import leaf_digests
+from portlab_jax.leaf_digests import leaf_digests
 from portlab_spec.models import FULL, SLIDING
 
 TOLERANCE = 1e-5

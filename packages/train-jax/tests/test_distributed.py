@@ -123,9 +123,8 @@ def test_a_coordinator_that_nobody_runs_is_named(monkeypatch):
         distributed.initialize({**TOLD, "PORTLAB_COORDINATOR": address})
 
 
-def test_one_process_stops_when_it_is_signalled():
-    assert distributed.stop_requested(3, True)
-    assert not distributed.stop_requested(3, False)
+def test_one_process_has_nobody_to_agree_with():
+    assert distributed.stop_agreement() is None
 
 
 def test_one_process_agrees_with_itself():
@@ -150,10 +149,11 @@ PROCESS = """
         distributed.check_same("rows", os.environ["PORTLAB_PROCESS"])
     except UserError as error:
         print(error)
+    agreed = distributed.stop_agreement()
     for step in range(200):
         if step == 3 and not distributed.is_main():
             os.kill(os.getpid(), signal.SIGTERM)
-        if distributed.stop_requested(step, signalled=False):
+        if agreed(step):
             print("stopped after step", step)
             break
         time.sleep(0.05)

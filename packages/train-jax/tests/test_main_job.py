@@ -15,7 +15,6 @@ import orbax.checkpoint as ocp
 import pytest
 
 from portlab_jax import cli as train_cli
-from portlab_jax import main_job
 from portlab_spec import cli, files
 
 STEPS = 8
@@ -231,6 +230,6 @@ def test_a_disk_that_fills_up_while_saving_is_one_line(refused, tmp_path, monkey
 
 def test_a_failed_export_is_one_line_with_its_own_exit_code(refused, tmp_path, monkeypatch):
     told = subprocess.CompletedProcess([], 2, "", "merge-ckpt: error: out: the disk is full. Free some space\n")
-    monkeypatch.setattr(main_job.subprocess, "run", lambda *_, **__: told)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: told)
     assert refused() == "train-jax: error: merge-ckpt merge: out: the disk is full. Free some space\n"
     assert not (tmp_path / "run" / "merged").exists()

@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from portlab_jax import cli as train_cli
-from portlab_jax.evaluate import prompt_ids
 from portlab_spec.data import load_dataset
 from portlab_spec.formats import find_format
+from portlab_spec.run.evaluate import prompt_ids
 from portlab_spec.tokenizer import Tokenizer
 
 STEPS = 8

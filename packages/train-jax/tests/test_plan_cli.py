@@ -10,7 +10,6 @@ import sys
 import pytest
 from canned_plans import GIB, TOO_LARGE, CannedCompiler, canned_candidate, canned_program
 
-from portlab_jax.cli import parse_with_recipe
 from portlab_jax.planner.cli import Arguments, main
 from portlab_jax.planner.display import details, heading
 from portlab_jax.planner.plan import Planned, compile_job
@@ -24,6 +23,7 @@ from portlab_spec import cli
 from portlab_spec.errors import CheckFailed, UserError
 from portlab_spec.hardware import parse_slice
 from portlab_spec.recipe import Recipe, load_recipe
+from portlab_spec.run.command_line import parse_with_recipe
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,9 @@ from training_runs import SETTINGS, TOKEN_IDS, save_random_model, tool_rows
 
 from portlab_jax.checkpoint import Checkpoints
 from portlab_jax.compiled import Compiled
+from portlab_jax.leaf_digests import leaf_digests
 from portlab_jax.lora import AdapterOptions, init_adapter
 from portlab_jax.mesh import MeshPlan
-from portlab_jax.run_metadata import leaf_digests
 from portlab_jax.setup import Setup, initial_state, set_up
 from portlab_jax.step import StepOptions, TrainState, batch_sums, gradients
 from portlab_jax.trainer import Trained, count_work, require_gradients, train

@@ -20,12 +20,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from portlab_jax.checkpoint import STEP_METADATA, why_incomplete
+from portlab_jax.leaf_digests import leaf_digests
 from portlab_jax.lora import Adapter
-from portlab_jax.run_metadata import FORMATS, leaf_digests
 from portlab_spec.errors import UserError
 from portlab_spec.files import read_json
 from portlab_spec.models import PREFIXES, AdapterLeaf
 from portlab_spec.models.targets import pattern_key, scaling
+from portlab_spec.run.metadata import FORMATS
 from portlab_spec.safetensors_file import open_file
 
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -4,7 +4,7 @@
                             /state      optimiser state, step, PRNG key
                             /log        losses, evaluations and seconds up to this step
                             /data       where the data iterator stood
-                            /_CHECKPOINT_METADATA   `custom_metadata`: see run_metadata.py
+                            /_CHECKPOINT_METADATA   `custom_metadata`: see portlab_spec.run.metadata
     <run>/checkpoints/<step>.damaged    set aside by a later run, which said why
 
 Orbax writes asynchronously into a temporary folder and renames it: a killed run leaves whole checkpoints only. What
@@ -26,10 +26,12 @@ from typing import Any, NamedTuple
 import jax
 import orbax.checkpoint as ocp
 
-from portlab_jax.run_metadata import leaf_digests, require_same_run
+from portlab_jax import TRAINER
+from portlab_jax.leaf_digests import leaf_digests
 from portlab_jax.step import TrainState
 from portlab_spec.errors import CheckFailed, UserError
 from portlab_spec.files import read_json, sha256_json
+from portlab_spec.run.metadata import require_same_run
 
 STEP_METADATA = "_CHECKPOINT_METADATA"
 ITEMS = {"adapter": "_METADATA", "state": "_METADATA", "log": "metadata", "data": "metadata"}  # and a file of each
@@ -199,7 +201,7 @@ class Checkpoints:
         self.wait()
         for step in reversed(self.steps):
             folder = self._step_folder(step)
-            require_same_run(_metadata(folder), metadata, str(folder))
+            require_same_run(_metadata(folder), metadata, str(folder), TRAINER)
             try:
                 return self._read(step, like)
             except Damaged as fault:

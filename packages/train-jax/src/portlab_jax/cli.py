@@ -1,18 +1,15 @@
 """`train-jax`: the main job on the command line."""
 
 import dataclasses
-import inspect
 import logging
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import tyro
-from pydantic import ValidationError
 
 from portlab_spec import cli
-from portlab_spec.recipe import Recipe, invalid, load_recipe, shipped_recipes
-
-DEFAULT_RECIPE = "functiongemma-fitness"
+from portlab_spec.recipe import Recipe
+from portlab_spec.run.command_line import DEFAULT_RECIPE, parse_with_recipe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,28 +28,6 @@ class Arguments:
     """Print the report as JSON instead of a table."""
 
 
-def parse_with_recipe[T](kind: type[T], args: list[str], prog: str) -> T:
-    """Read a command line whose options override the recipe that `--recipe` names.
-
-    Args:
-        kind: dataclass with the fields `settings`, a recipe, and `recipe`, its name; its docstring is the help.
-        args: behind the program's name.
-        prog: the program's name.
-    """
-    name = DEFAULT_RECIPE
-    for i, arg in enumerate(args):
-        if arg == "--recipe" and i + 1 < len(args):
-            name = args[i + 1]
-        elif arg.startswith("--recipe="):
-            name = arg.partition("=")[2]
-    default = kind(settings=load_recipe(name), recipe=name)  # type: ignore[call-arg]
-    description = f"{inspect.cleandoc(kind.__doc__ or '')}\n\nShipped recipes: {', '.join(shipped_recipes())}."
-    try:
-        return tyro.cli(kind, args=args, default=default, prog=prog, description=description)
-    except ValidationError as error:
-        raise invalid(error, "command line") from None
-
-
 def parse(args: list[str]) -> Arguments:
     """Read the command line of `train-jax`."""
     return parse_with_recipe(Arguments, args, "train-jax")
@@ -65,7 +40,8 @@ def main(args: list[str]) -> int:
         # Orbax logs the traceback of a failed save from its own thread; the user gets our one line instead.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
     # JAX is imported only now, so that --help and bad usage answer at once.
-    from portlab_jax import display, main_job
+    from portlab_jax import main_job
+    from portlab_spec.run import display
 
     say = display.stage_printer(quiet=arguments.json)
     outcome = main_job.run(arguments.settings, arguments.out, say)

@@ -23,12 +23,10 @@ from portlab_jax.weights import LoadReport, abstract_params, load_params
 from portlab_spec.assets import ModelFolder
 from portlab_spec.data.tokens import Row
 from portlab_spec.errors import UserError
-from portlab_spec.formats import Format
 from portlab_spec.models import GemmaConfig, param_table, plan_adapter
 from portlab_spec.models.flops import ModelSize
 from portlab_spec.packing import Layout, Packing, Plan, plan
 from portlab_spec.recipe import Recipe
-from portlab_spec.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -145,13 +143,6 @@ def choose_attention(
         log.info("attention of %s layers: %s (%s)", kind.attention, *choice)
         chosen[kind.attention] = choice.implementation
     return tuple(sorted(chosen.items()))
-
-
-def control_token_ids(recipe: Recipe, fmt: Format, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Rows of the embedding that a run trains by themselves, ascending: those of its format's added tokens."""
-    if not recipe.trains_control_rows:
-        return ()
-    return tuple(sorted(tokenizer.token_id(token) for token in fmt.added_tokens))
 
 
 def draw_up(

@@ -10,26 +10,30 @@ import jax
 import numpy as np
 import optax
 
+from portlab_jax import TRAINER
 from portlab_jax.batches import PackedBatches, Step
 from portlab_jax.checkpoint import Checkpoints, TrainLog
 from portlab_jax.compiled import Compiled
-from portlab_jax.distributed import is_main
+from portlab_jax.distributed import is_main, stop_agreement
 from portlab_jax.loss import head_logits
 from portlab_jax.mesh import shard
-from portlab_jax.monitor import Throughput, Work, patience_is_over, require_finite
 from portlab_jax.profiling import Profiler
-from portlab_jax.run_metadata import run_metadata
 from portlab_jax.schedule import learning_rate_schedule
 from portlab_jax.setup import Setup, abstract, jit_step
-from portlab_jax.signals import Preemption
 from portlab_jax.step import StepMetrics, StepOptions, TrainState, make_evaluation, supervised_hidden
-from portlab_jax.trackers import open_trackers
 from portlab_spec.data.tokens import Row
 from portlab_spec.errors import CheckFailed
 from portlab_spec.models import param_table
 from portlab_spec.models.flops import StepSize, attention_size, step_flops, visible_pairs
 from portlab_spec.packing import Batch, BatchOrder, Layout, Plan, pack_batch
 from portlab_spec.progress import bar
+from portlab_spec.report import versions
+from portlab_spec.run.metadata import run_metadata
+from portlab_spec.run.monitor import Throughput, Work, patience_is_over, require_finite
+from portlab_spec.run.signals import Preemption
+from portlab_spec.run.trackers import open_trackers
+
+LIBRARIES = ("jax", "jaxlib", "optax", "orbax-checkpoint", "numpy", f"portlab-{TRAINER}")
 
 PROBE_TOP_K = 8
 
@@ -225,10 +229,16 @@ def train(
     done = first
     with (
         open_trackers(
-            recipe.trackers, folder, step=first, name=recipe.name, config=config, leads=is_main()
+            recipe.trackers,
+            folder,
+            step=first,
+            name=recipe.name,
+            config=config,
+            trainer=TRAINER,
+            leads=is_main(),
         ) as trackers,
         Profiler(recipe.profile, folder / "profile") as profiler,
-        Preemption() as preemption,
+        Preemption(stop_agreement()) as preemption,
         bar("train", recipe.steps) as advance,
     ):
         throughput = Throughput(jax.device_count(), jax.devices()[0].device_kind)
@@ -299,7 +309,13 @@ def describe_run(setup: Setup, order: BatchOrder) -> dict[str, Any]:
     token_rows = (embedding.tensor_names(prefix)[0], adapter.token_ids) if adapter.token_ids else None
     leaves = [(leaf.key, leaf.modules(prefix)) for leaf in adapter.leaves]
     return run_metadata(
-        setup.recipe, setup.model, setup.config.family, leaves, token_rows=token_rows, data_digest=order.digest()
+        setup.recipe,
+        setup.model,
+        setup.config.family,
+        leaves,
+        versions=versions(*LIBRARIES),
+        token_rows=token_rows,
+        data_digest=order.digest(),
     )
 
 

@@ -7,13 +7,13 @@ from typing import Annotated, Literal, NoReturn
 
 import tyro
 
-from portlab_jax.cli import DEFAULT_RECIPE, parse_with_recipe
 from portlab_jax.planner.topology import prepare_environment
 from portlab_spec import cli, prices
 from portlab_spec.errors import UserError
 from portlab_spec.files import write_text
 from portlab_spec.hardware import Slice, parse_slice
 from portlab_spec.recipe import Recipe
+from portlab_spec.run.command_line import DEFAULT_RECIPE, parse_with_recipe
 
 Backend = Literal["jax", "torchax", "xla"]
 

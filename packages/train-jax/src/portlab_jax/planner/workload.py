@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 
-from portlab_jax.setup import control_token_ids
 from portlab_spec.assets import default_model
 from portlab_spec.data import load_dataset
 from portlab_spec.data.tokens import Row, tokenize
@@ -14,6 +13,7 @@ from portlab_spec.formats import Format, find_format
 from portlab_spec.models import GemmaConfig
 from portlab_spec.models.published import published_config, published_models
 from portlab_spec.recipe import Recipe
+from portlab_spec.run.data import control_token_ids
 from portlab_spec.tokenizer import TOKENIZER_FILE, Tokenizer
 
 

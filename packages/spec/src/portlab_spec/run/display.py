@@ -1,4 +1,4 @@
-"""What the main job prints."""
+"""What a run prints."""
 
 import sys
 from collections.abc import Callable
@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from portlab_jax.main_job import Outcome
 from portlab_spec.report import METRIC_ORDER, Report
+from portlab_spec.run.outcome import Outcome
 
 
 def stage_printer(*, quiet: bool) -> Callable[[str], None]:

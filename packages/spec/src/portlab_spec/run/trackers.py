@@ -113,8 +113,12 @@ class Trackers:
                 stack.callback(tracker.close)
 
 
-def require_trackers(names: Sequence[str]) -> None:
+def require_trackers(names: Sequence[str], trainer: str) -> None:
     """Refuse trackers that are not installed, before anything long has begun.
+
+    Args:
+        names: of the recipe.
+        trainer: whose package has an extra for each, "train-jax" say.
 
     Raises:
         UserError: gives the command that installs them.
@@ -124,12 +128,19 @@ def require_trackers(names: Sequence[str]) -> None:
         raise UserError(
             f"{MODULES[missing[0]]} is not installed",
             where=f"trackers: {missing[0]}",
-            fix=f'Run: pip install "portlab-train-jax[{extras}]"',
+            fix=f'Run: pip install "portlab-{trainer}[{extras}]"',
         )
 
 
 def open_trackers(
-    names: Sequence[str], folder: Path, *, step: int, name: str, config: Mapping[str, Any], leads: bool = True
+    names: Sequence[str],
+    folder: Path,
+    *,
+    step: int,
+    name: str,
+    config: Mapping[str, Any],
+    trainer: str,
+    leads: bool = True,
 ) -> Trackers:
     """The trackers of a run.
 
@@ -139,6 +150,7 @@ def open_trackers(
         step: steps that the run goes on from; later ones are forgotten.
         name: of the recipe: trackio's project.
         config: the resolved recipe.
+        trainer: see `require_trackers`.
         leads: false in all processes but one, which then track nothing.
 
     Raises:
@@ -146,7 +158,7 @@ def open_trackers(
     """
     if not leads:
         return Trackers(())
-    require_trackers(names)
+    require_trackers(names, trainer)
     trackers: list[Tracker] = [JsonLines(folder / METRICS_FILE, step=step)]
     if "tensorboard" in names:
         trackers.append(TensorBoard(folder / "tensorboard", step=step))

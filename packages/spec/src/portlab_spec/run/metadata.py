@@ -1,24 +1,17 @@
 """What every checkpoint says about the run that wrote it: the contract with merge-ckpt, and with a later process.
 
-Orbax stores it as `custom_metadata` of the step; `FORMATS` names its version. `portlab_merge.contract` is the other
-side of it, which has neither JAX nor the model's code: hence names, numbers and digests alone.
+It is stored with the step, by Orbax as its `custom_metadata`; `FORMATS` names its version. `portlab_merge.contract` is
+the other side of it, which has neither a framework nor the model's code: hence names, numbers and digests alone.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-
-import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
 from portlab_spec.assets import ModelFolder
 from portlab_spec.errors import UserError
 from portlab_spec.files import sha256_file, sha256_json
 from portlab_spec.models import config_sha256
 from portlab_spec.recipe import Recipe
-from portlab_spec.report import versions
 from portlab_spec.safetensors_file import model_files
 
 FORMATS = {"lora": "portlab-lora/1", "full": "portlab-full/1"}  # by method; merge-ckpt reads the first
@@ -30,6 +23,7 @@ def run_metadata(
     family: str,
     leaves: Sequence[tuple[str, Sequence[str]]],
     *,
+    versions: Mapping[str, str],
     token_rows: tuple[str, Sequence[int]] | None = None,
     data_digest: str | None = None,
 ) -> dict[str, Any]:
@@ -40,6 +34,7 @@ def run_metadata(
         model: its base.
         family: the base's family, as its config names it.
         leaves: key of each adapter leaf, and the modules stacked on its first axis, in order.
+        versions: of the libraries that trained, by name; see `portlab_spec.report.versions`.
         token_rows: the embedding of which rows are trained, by its name in the base's files, and their ids.
         data_digest: names the training rows and their order, if the caller can tell.
     """
@@ -73,26 +68,27 @@ def run_metadata(
         "model": {"family": family, "config_sha256": config_sha256(model.path)},
         "data_sha256": data_digest,
         "recipe": recipe.model_dump(mode="json"),
-        "versions": versions("jax", "jaxlib", "optax", "orbax-checkpoint", "numpy", "portlab-train-jax"),
+        "versions": dict(versions),
     }
 
 
-def require_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], where: str) -> None:
+def require_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], where: str, trainer: str) -> None:
     """Refuse to go on from a checkpoint of another base, adapter, optimiser or data.
 
     Args:
         saved: metadata of the checkpoint.
         now: metadata of this run.
         where: the checkpoint, for the message.
+        trainer: that asks, "train-jax" say.
 
     Raises:
         UserError: names what differs.
     """
     if saved.get("format") not in FORMATS.values():
         raise UserError(
-            f"the checkpoint's format is {saved.get('format')!r}, which train-jax does not know",
+            f"the checkpoint's format is {saved.get('format')!r}, which {trainer} does not know",
             where=where,
-            fix="Choose another --out; train-jax goes on from its own checkpoints only",
+            fix=f"Choose another --out; {trainer} goes on from its own checkpoints only",
         )
     if differences := [line for name, compare in _COMPARISONS if (line := compare(saved.get(name), now.get(name)))]:
         raise UserError(
@@ -151,27 +147,3 @@ _COMPARISONS = (
 
 def _names(names: set[str]) -> str:
     return ", ".join(sorted(names)) or "nothing else"
-
-
-def leaf_digests(tree: Any) -> dict[str, str]:
-    """sha256 of each leaf's C-order bytes in its own dtype, little-endian, by slash-joined path.
-
-    On several processes, all of them have to call it: leaves that are spread over them are gathered.
-    """
-    paths = jax.tree.leaves_with_path(tree)
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
-    arrays = (_on_host(leaf) for _, leaf in paths)
-    with ThreadPoolExecutor() as pool:  # hashing releases the interpreter's lock
-        return dict(zip(names, pool.map(_sha256, arrays), strict=True))
-
-
-def _sha256(array: np.ndarray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8)).hexdigest()
-
-
-def _on_host(leaf: Any) -> np.ndarray:
-    if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
-        return np.asarray(leaf)
-    if leaf.is_fully_replicated:
-        return np.asarray(leaf.addressable_data(0))
-    return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))

@@ -12,11 +12,9 @@ command, from one that failed (1, 2). A second signal of the same kind ends the 
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
-
-import jax
-from jax.experimental import multihost_utils
 
 from portlab_spec.errors import UserError
 
@@ -34,16 +32,20 @@ class Preempted(UserError):
 class Preemption:
     """Listens while training runs, a context manager; elsewhere these signals end the process as ever.
 
-    On several processes the machines get SIGTERM at different moments, and must leave after the same step: JAX's
-    preemption service, which listens for it there, agrees on one. SIGUSR1 is not watched then.
+    On several processes the machines get SIGTERM at different moments, and must leave after the same step. The trainer
+    then brings a way to agree on one, which listens for SIGTERM itself; no signal is watched here.
+
+    Args:
+        agree: told the number of steps taken, says whether all processes are to leave now; None on one process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, agree: Callable[[int], bool] | None = None) -> None:
+        self._agree = agree
         self._received: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "Preemption":
-        if jax.process_count() == 1 and threading.current_thread() is threading.main_thread():
+        if self._agree is None and threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._receive) for number in WATCHED}
         return self
 
@@ -62,7 +64,7 @@ class Preemption:
         Args:
             step: steps taken.
         """
-        if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step):
+        if self._agree is not None and self._agree(step):
             self._received = signal.SIGTERM
         return self._received is not None
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from portlab_jax.trackers import JsonLines, Trackers, open_trackers, require_trackers
 from portlab_spec.errors import UserError
+from portlab_spec.run.trackers import JsonLines, Trackers, open_trackers, require_trackers
 
 
 def lines(path):
@@ -50,7 +50,7 @@ def test_a_new_run_forgets_all_of_an_old_one(tmp_path):
 
 
 def open_in(folder, names=(), step=0, **options):
-    return open_trackers(names, folder, step=step, name="recipe", config={"steps": 3}, **options)
+    return open_trackers(names, folder, step=step, name="recipe", config={"steps": 3}, trainer="train-jax", **options)
 
 
 def test_without_names_there_is_the_file(tmp_path):
@@ -134,7 +134,7 @@ def test_a_tracker_that_is_not_installed_is_refused_with_the_command(monkeypatch
 
 def test_no_tracker_needs_nothing(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
-    require_trackers([])
+    require_trackers([], "train-jax")
 
 
 def test_all_are_closed_though_one_fails():

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from portlab_jax.decode import Decoder
-from portlab_jax.model import Weights
 from portlab_spec.conversation import Conversation
 from portlab_spec.formats import Format, encode
 from portlab_spec.metrics import Prediction, score
@@ -36,28 +34,24 @@ def stop_ids(fmt: Format, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def evaluate(
-    decoder: Decoder,
-    weights: Weights,
+    generate: Callable[[Sequence[Sequence[int]]], Sequence[list[int]]],
     conversations: Sequence[Conversation],
     fmt: Format,
     tokenizer: Tokenizer,
     *,
     train: Sequence[Conversation],
-    advance: Callable[[float], None] = lambda done: None,
 ) -> Answers:
     """Generate an answer to each conversation and score them all.
 
     Args:
-        decoder: decodes greedily.
-        weights: of the model, adapter included.
+        generate: prompts in ids -> the ids that the model answers each with, its stop token included.
         conversations: one split; the last message of each is the expected answer.
         fmt: wire format.
         tokenizer: the model's.
         train: training conversations, for the most-frequent-tool baseline.
-        advance: told how many conversations are done.
     """
     prompts = [prompt_ids(c, fmt, tokenizer) for c in conversations]
-    outputs = decoder(weights, prompts, advance=advance)
+    outputs = generate(prompts)
     predictions = []
     for conversation, ids in zip(conversations, outputs, strict=True):
         strict, lenient = (fmt.parse(ids, tokenizer, lenient=flag) for flag in (False, True))
