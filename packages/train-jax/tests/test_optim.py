@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from portlab_jax.optim import make_optimizer, state_bytes
@@ -40,6 +41,30 @@ def test_a_decay_that_fills_the_run_starts_behind_the_warm_up():
     rate = learning_rate_schedule(optimizer(schedule="wsd", decay_fraction=0.8), 10)
     linear = learning_rate_schedule(optimizer(schedule="linear"), 10)
     np.testing.assert_allclose([float(rate(t)) for t in range(10)], [float(linear(t)) for t in range(10)], rtol=1e-6)
+
+
+PEAK, FINAL, WARMUP, STEPS = 4e-4, 0.05, 3, 30
+DECAY = STEPS - WARMUP - 1  # steps from the peak to the last
+AFTER_WARMUP = {
+    "constant": optax.constant_schedule(PEAK),
+    "linear": optax.linear_schedule(PEAK, PEAK * FINAL, DECAY),
+    "cosine": optax.cosine_decay_schedule(PEAK, DECAY, FINAL),
+    "wsd": optax.linear_schedule(PEAK, PEAK * FINAL, 6, transition_begin=DECAY - 6),
+}
+
+
+@pytest.mark.parametrize("name", AFTER_WARMUP)
+def test_the_shapes_are_those_of_optax(name):
+    ramp = optax.linear_schedule(PEAK / (WARMUP + 1), PEAK, WARMUP)
+    theirs = optax.join_schedules([ramp, AFTER_WARMUP[name]], [WARMUP])
+    settings = {"learning_rate": PEAK, "warmup_steps": WARMUP, "final_fraction": FINAL, "decay_fraction": 0.2}
+    ours = learning_rate_schedule(Optimizer(schedule=name, **settings), STEPS)
+    np.testing.assert_allclose([float(ours(t)) for t in range(STEPS)], [theirs(t) for t in range(STEPS)], rtol=2e-6)
+
+
+def test_the_last_rate_goes_on():
+    rate = learning_rate_schedule(optimizer(schedule="linear"), 10)
+    assert float(rate(10)) == float(rate(99)) == float(rate(9))
 
 
 def flat(**fields):

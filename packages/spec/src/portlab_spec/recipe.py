@@ -149,6 +149,9 @@ class Recipe(Section):
     eval_every: int = Field(0, ge=0, description="steps between measurements of the monitored loss; 0 measures none")
     monitor_split: Literal["validation", "test"] = Field("validation", description="split of the monitored loss")
     patience: int = Field(0, ge=0, description="stop after so many measurements without a new lowest; 0 never stops")
+    log_every: int = Field(
+        1, ge=1, description="steps between reads of losses from the device; train-jax reads every step, one step late"
+    )
     save_every: int = Field(10, ge=1, description="steps between checkpoints")
     keep: int = Field(2, ge=1, description="newest checkpoints that are kept")
     keep_best: bool = Field(False, description="also keep the checkpoint of the lowest monitored loss, and export it")

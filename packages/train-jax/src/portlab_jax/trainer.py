@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import optax
 
 from portlab_jax import TRAINER
 from portlab_jax.batches import PackedBatches, Step
@@ -18,7 +17,6 @@ from portlab_jax.distributed import is_main, stop_agreement
 from portlab_jax.loss import head_logits
 from portlab_jax.mesh import shard
 from portlab_jax.profiling import Profiler
-from portlab_jax.schedule import learning_rate_schedule
 from portlab_jax.setup import Setup, abstract, jit_step
 from portlab_jax.step import StepMetrics, StepOptions, TrainState, make_evaluation, supervised_hidden
 from portlab_spec.data.tokens import Row
@@ -32,6 +30,7 @@ from portlab_spec.run.metadata import run_metadata
 from portlab_spec.run.monitor import Throughput, Work, patience_is_over, require_finite
 from portlab_spec.run.signals import Preemption
 from portlab_spec.run.trackers import open_trackers
+from portlab_spec.schedule import learning_rates
 
 LIBRARIES = ("jax", "jaxlib", "optax", "orbax-checkpoint", "numpy", f"portlab-{TRAINER}")
 
@@ -126,7 +125,7 @@ class MonitoredLoss:
 class Progress:
     """What the loop has seen; metrics are read one step late, so that the devices never wait for the host."""
 
-    schedule: optax.Schedule
+    learning_rates: np.ndarray
     losses: list[float]
     throughput: Throughput
     track: Callable[[int, dict[str, float]], None]
@@ -156,9 +155,9 @@ class Progress:
         if number == 1:
             require_gradients(metrics.leaf_norms)
         self.losses.append(loss)
-        rate = self.schedule(number - 1)
         values = {"loss": loss, "grad_norm": grad_norm, "token_accuracy": float(metrics.accuracy)}
-        self.track(number, values | {"learning_rate": float(rate)} | self.throughput.rates())
+        values["learning_rate"] = float(self.learning_rates[step.number])
+        self.track(number, values | self.throughput.rates())
 
     def pause(self) -> None:
         """Leave the time until now out of the throughput."""
@@ -242,8 +241,8 @@ def train(
         bar("train", recipe.steps) as advance,
     ):
         throughput = Throughput(jax.device_count(), jax.devices()[0].device_kind)
-        schedule = learning_rate_schedule(recipe.optimizer, recipe.steps)
-        progress = Progress(schedule, list(trained_log.losses), throughput, trackers.log)
+        planned = learning_rates(recipe.optimizer, recipe.steps)
+        progress = Progress(planned, list(trained_log.losses), throughput, trackers.log)
 
         def save(monitored_loss: float | None) -> None:
             logged = TrainLog(list(progress.losses), earlier + time.perf_counter() - started, list(evals))

@@ -19,12 +19,16 @@ Left out, all far below 1 %: norms, RoPE, softmax, activation functions, gradien
 optimiser; and the first layer's input gradient, which nobody needs, is counted.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from portlab_spec.hardware import find_chip
+from portlab_spec.models.config import GemmaConfig
+from portlab_spec.models.table import param_table
+from portlab_spec.models.targets import AdapterLeaf
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,21 @@ class StepSize:
     tokens: int
     attention: int
     slots: int
+
+
+def model_size(config: GemmaConfig, leaves: Sequence[AdapterLeaf]) -> ModelSize:
+    """Weights that one token of a model with an adapter meets; of experts, the active ones."""
+    experts = config.experts
+    linears = adapters = 0
+    for param in param_table(config):
+        if len(param.dims) < 2 or param.name.startswith("embed_tokens"):
+            continue
+        active = experts.top_k / experts.count if experts and param.name.startswith("experts.") else 1
+        linears += int(math.prod(param.shape) * param.count * active)
+    for leaf in leaves:
+        active = experts.top_k if experts and leaf.experts else 1
+        adapters += leaf.rank * (leaf.into.size + leaf.out.size) * len(leaf.index) * active
+    return ModelSize(linears, adapters, config.vocab_size * config.hidden_size)
 
 
 def step_flops(model: ModelSize, step: StepSize, *, method: str = "lora") -> int:
