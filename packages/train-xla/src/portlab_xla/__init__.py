@@ -1,0 +1,1 @@
+"""TRL + PEFT trainer for Gemma on PyTorch/XLA, CUDA or CPU."""

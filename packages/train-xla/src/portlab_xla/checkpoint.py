@@ -1,0 +1,200 @@
+"""Checkpoints in safetensors and JSON: what a run needs to go on, and an adapter that PEFT loads as it is.
+
+    <run>/checkpoints/<step>/adapter_config.json, adapter_model.safetensors   as PEFT saves them
+                            /optimizer.safetensors   `<parameter>/<moment>`, float32
+                            /state.json              step, losses, metadata of the run, digests of the files
+
+A folder appears whole or not at all. transformers would save pickles, one of them of the random number generators;
+here what is drawn in a step is a function of the seed and the step's number, so that there is no generator to save.
+Nothing in here waits for other processes.
+"""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel, get_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.optim import Optimizer
+
+from portlab_spec.errors import UserError
+from portlab_spec.files import new_folder, read_json, sha256_file, write_json
+from portlab_spec.run.metadata import require_same_run
+from portlab_xla.model import trained_parameters
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
+
+
+@dataclass
+class TrainLog:
+    """What a run has seen so far.
+
+    Attributes:
+        losses: of every step from the first.
+        seconds: spent on these steps, over all the processes that took part.
+        evals: (steps taken, monitored loss) of every measurement.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    evals: list[tuple[int, float]] = field(default_factory=list)
+
+
+def adapter_tensors(model: PeftModel) -> dict[str, torch.Tensor]:
+    """The adapter under the names of PEFT's files, float32 on the CPU."""
+    # Of a model on the CPU, PEFT would add the whole embedding to an adapter that trains rows of it.
+    state = get_peft_model_state_dict(model, save_embedding_layers=False)
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+
+
+def write_adapter(model: PeftModel, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Write PEFT's two files; the config last, without which no library takes the folder for an adapter."""
+    save_file(dict(tensors), folder / WEIGHTS, metadata={"format": "pt"})
+    config = model.peft_config["default"].to_dict() | {"inference_mode": True}
+    write_json(folder / CONFIG, {key: _plain(value) for key, value in config.items()})
+
+
+def _plain(value: Any) -> Any:
+    """Sets as lists, enumerations as their values, 64 rather than 64.0: PEFT declares alpha as an integer."""
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, float) and value.is_integer() and value:
+        return int(value)
+    return getattr(value, "value", value)
+
+
+class Checkpoints:
+    """The checkpoints of a run.
+
+    Args:
+        folder: `<run>/checkpoints`.
+        metadata: of the run, see `portlab_spec.run.metadata`.
+        keep: newest ones that stay.
+        keep_best: also keep the one of the lowest monitored loss.
+    """
+
+    def __init__(self, folder: Path, metadata: Mapping[str, Any], *, keep: int, keep_best: bool) -> None:
+        self._folder, self._metadata = folder, dict(metadata)
+        self._keep, self._keep_best = keep, keep_best
+
+    def steps(self) -> list[int]:
+        """Steps that are saved, ascending."""
+        names = (path.name for path in self._folder.glob("*") if (path / STATE).is_file())
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def path(self, step: int) -> Path:
+        """Folder of a step."""
+        return self._folder / str(step)
+
+    def save(self, model: PeftModel, optimizer: Optimizer, step: int, log: TrainLog) -> None:
+        """Save a step, and remove what need not be kept."""
+        tensors = adapter_tensors(model)
+        moments = optimizer_tensors(model, optimizer)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if not (self.path(step) / STATE).exists():
+            with new_folder(self.path(step)) as staging:
+                write_adapter(model, tensors, staging)
+                save_file(moments, staging / OPTIMIZER)
+                digests = {name: sha256_file(staging / name) for name in (WEIGHTS, CONFIG, OPTIMIZER)}
+                write_json(
+                    staging / STATE, {"step": step, "log": asdict(log), "metadata": self._metadata, "sha256": digests}
+                )
+        kept = set(self.steps()[-self._keep :])
+        if self._keep_best and (best := best_step(log.evals, self.steps())) is not None:
+            kept.add(best)
+        for old in set(self.steps()) - kept:
+            shutil.rmtree(self.path(old))
+
+    def resume(self, model: PeftModel, optimizer: Optimizer) -> tuple[int, TrainLog]:
+        """Load the newest checkpoint, if there is one; step 0 and an empty log otherwise.
+
+        Raises:
+            UserError: it is damaged, or of another run.
+        """
+        saved = self.steps()
+        if not saved:
+            return 0, TrainLog()
+        folder = self.path(saved[-1])
+        state = read_json(folder / STATE, "state of the checkpoint")
+        require_same_run(state["metadata"], self._metadata, str(folder), "train-xla")
+        self.load(model, saved[-1])
+        load_optimizer(model, optimizer, load_file(folder / OPTIMIZER))
+        log = state["log"]
+        return state["step"], TrainLog(log["losses"], log["seconds"], [(at, loss) for at, loss in log["evals"]])
+
+    def load(self, model: PeftModel, step: int) -> None:
+        """Load the adapter of a step.
+
+        Raises:
+            UserError: a file is not what was written.
+        """
+        folder = self.path(step)
+        for name, digest in read_json(folder / STATE, "state of the checkpoint")["sha256"].items():
+            if not (folder / name).is_file() or sha256_file(folder / name) != digest:
+                raise UserError(
+                    f"{name} is not what was written",
+                    where=str(folder),
+                    fix="Remove this folder: the run goes on from the one before",
+                )
+        load_adapter(model, load_file(folder / WEIGHTS), str(folder))
+
+
+def best_step(evals: list[tuple[int, float]], saved: list[int]) -> int | None:
+    """The saved step of the lowest monitored loss, the first of equals."""
+    known = [(loss, step) for step, loss in evals if step in saved]
+    return min(known)[1] if known else None
+
+
+def load_adapter(model: PeftModel, tensors: Mapping[str, torch.Tensor], where: str) -> None:
+    """Write saved values into the adapter of a model, wherever that lies.
+
+    Raises:
+        UserError: other tensors than the adapter has.
+    """
+    own = {peft_name(name): parameter for name, parameter in trained_parameters(model).items()}
+    if differing := sorted(own.keys() ^ tensors.keys()):
+        raise UserError(
+            f"is another adapter than the recipe's: {differing[0]} and {len(differing) - 1} more tensors are in one of "
+            "the two alone",
+            where=where,
+            fix="Give the recipe the targets that it was trained with",
+        )
+    for name, parameter in own.items():
+        if parameter.shape != tensors[name].shape:
+            raise UserError(
+                f"{name} is {tuple(tensors[name].shape)} and the recipe's {tuple(parameter.shape)}",
+                where=where,
+                fix="Give the recipe the rank that it was trained with",
+            )
+        with torch.no_grad():
+            parameter.copy_(tensors[name].to(parameter.dtype))
+
+
+def peft_name(parameter: str) -> str:
+    """Name of a trained parameter in PEFT's files, which leave out the adapter's own name."""
+    return parameter.replace(".default.weight", ".weight").removesuffix(".default")
+
+
+def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, torch.Tensor]:
+    """The optimiser's state by parameter, on the CPU."""
+    return {
+        f"{name}/{key}": value.detach().cpu().contiguous().clone()
+        for name, parameter in trained_parameters(model).items()
+        for key, value in optimizer.state[parameter].items()
+    }
+
+
+def load_optimizer(model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Put saved state back; counters stay on the CPU, where PyTorch keeps them."""
+    by_name = trained_parameters(model)
+    for full, value in tensors.items():
+        name, _, key = full.rpartition("/")
+        parameter = by_name[name]
+        optimizer.state[parameter][key] = value if key == "step" else value.to(parameter.device)

@@ -1,0 +1,261 @@
+"""Training: TRL's loop, and what happens between its steps."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from portlab_spec.data.tokens import Row
+from portlab_spec.models import GemmaConfig
+from portlab_spec.models.flops import ModelSize, StepSize, attention_size, step_flops, visible_pairs
+from portlab_spec.packing import Batch, BatchOrder, Plan, pack_batch
+from portlab_spec.progress import bar
+from portlab_spec.run.monitor import Throughput, Work, patience_is_over
+from portlab_spec.run.signals import Preemption
+from portlab_spec.run.trackers import open_trackers
+from portlab_spec.schedule import learning_rates
+from portlab_xla.checkpoint import Checkpoints, TrainLog, best_step
+from portlab_xla.inputs import MicroBatch, micro_batches
+from portlab_xla.loss import batch_sums
+from portlab_xla.model import trained_parameters
+from portlab_xla.optim import make_optimizer, make_scheduler
+from portlab_xla.setup import Setup
+from portlab_xla.trainer import PlannedSFTTrainer, StepBatches
+from portlab_xla.watch import CompileBudget, StepInfo, StepLog
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training gave; the adapter of `step` is in the model.
+
+    Attributes:
+        step: whose adapter it is.
+        log: losses, measurements and seconds of the whole run.
+        fresh_steps: steps taken in this process.
+        fresh_seconds: and what they took.
+        plan: static shapes of the batches.
+        supervised_tokens: over the whole run.
+        rates: throughput without compilation.
+        planned_graphs: compiled in the first steps of each shape, or to measure and save.
+        unplanned_graphs: compiled later; 0 unless something is wrong.
+    """
+
+    step: int
+    log: TrainLog
+    fresh_steps: int
+    fresh_seconds: float
+    plan: Plan
+    supervised_tokens: int
+    rates: dict[str, float]
+    planned_graphs: int
+    unplanned_graphs: int
+
+
+def count_work(config: GemmaConfig, size: ModelSize, rows: Sequence[Row], batch: Batch) -> Work:
+    """What one step does, for throughput and MFU."""
+    held = batch.rows.ends > 0
+    pairs = {kind: visible_pairs(batch.rows.positions, held, kind.window) for kind in set(config.layers)}
+    heads = config.num_attention_heads
+    attention = attention_size((pairs[kind], heads, kind.head_dim) for kind in config.layers)
+    step = StepSize(int(held.sum()), attention, int((batch.weights > 0).sum()))
+    return Work(len(rows), sum(len(row.ids) for row in rows), held.size, step_flops(size, step))
+
+
+class MonitoredLoss:
+    """Mean cross-entropy on rows that are not trained on: all of them, the last batch padded with ignored slots."""
+
+    def __init__(self, setup: Setup, rows: Sequence[Row]) -> None:
+        size = setup.recipe.batch_size // setup.recipe.accumulate
+        batches = [rows[i : i + size] for i in range(0, len(rows), size)]
+        self._setup, self._plan = setup, setup.plan(batches)
+        packed = [pack_batch(batch, self._plan.layout(i)) for i, batch in enumerate(batches)]
+        self._batches = [micro_batches(batch)[0] for batch in packed]
+        self._tokens = sum(float(batch.weights.sum()) for batch in packed)
+
+    def __call__(self) -> float:
+        """The loss of the model as it is."""
+        setup = self._setup
+        setup.adapted.eval()
+        sums: list[torch.Tensor] = []
+        with torch.no_grad():
+            for number, tensors in enumerate(self._batches):
+                batch, layout = MicroBatch(**setup.device.put_rows(tensors)), self._plan.layout(number)
+                found = batch_sums(setup.base, setup.config, batch, setup.device.checkpoint, chunk=layout.chunk)
+                sums.append(found.nll)
+                setup.device.sync()
+        return sum(float(nll) for nll in sums) / self._tokens
+
+
+class Steps(TrainerCallback):
+    """What happens between the steps of TRL's loop: numbers are read, losses measured, checkpoints saved."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        order: BatchOrder,
+        plan: Plan,
+        checkpoints: Checkpoints,
+        optimizer: torch.optim.Optimizer,
+        log: TrainLog,
+        *,
+        first: int,
+        monitored: MonitoredLoss | None,
+        step_log: StepLog,
+        track: Callable[[int, dict[str, float]], None],
+        advance: Callable[[float, str], None],
+        preemption: Preemption,
+        say: Say,
+    ) -> None:
+        self._setup, self._order, self._plan, self._checkpoints = setup, order, plan, checkpoints
+        self._optimizer, self._log, self._first, self._monitored = optimizer, log, first, monitored
+        self._step_log, self._track, self._advance = step_log, track, advance
+        self._preemption, self._say = preemption, say
+        self._rates = learning_rates(setup.recipe.optimizer, setup.recipe.steps)
+        self._started = time.perf_counter()
+        self._earlier = log.seconds
+        self.budget = CompileBudget(setup.device)
+        self.done = first
+        self.trainer: PlannedSFTTrainer | None = None
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        # What a step draws depends on its number alone, so that a resumed run draws the same.
+        seed = np.random.SeedSequence([self._setup.recipe.seed, self._first + state.global_step])
+        self._setup.device.seed(int(seed.generate_state(1)[0]))
+
+    def on_substep_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._setup.device.sync()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.done = self._first + state.global_step
+        self._launch(self.done)
+        self._step_log.collect()
+        if losses := self._step_log.losses:
+            self._advance(self.done, f"loss {losses[-1]:.4f}")
+        if self._settle(self.done):
+            control.should_training_stop = True
+
+    def _launch(self, number: int) -> None:
+        """Hand the step to the device, and ask for its numbers."""
+        trainer, layout = self.trainer, self._plan.choice[number - 1]
+        assert trainer is not None
+        assert trainer.sums is not None
+        assert trainer.grad_norm is not None
+        rows, batch = trainer.batches.current
+        work = count_work(self._setup.config, self._setup.size, rows, batch)
+        info = StepInfo(number, [row.id for row in rows], work, float(self._rates[number - 1]))
+        self._step_log.add(info, trainer.sums, trainer.grad_norm)
+        trainer.sums = trainer.grad_norm = None
+        self._setup.device.sync()
+        compiled, warning = self.budget.step(number, layout)
+        if compiled:
+            self._step_log.compiled.add(number)
+        if warning:
+            self._say(f"warning: {warning}")
+
+    def _settle(self, done: int) -> bool:
+        """Measure and save where that is due; is the run to end here?"""
+        recipe = self._setup.recipe
+        last, stop = done == recipe.steps, self._preemption.due(done)
+        measure = self._monitored is not None and (done % recipe.eval_every == 0 or last)
+        if not (measure or stop or last or done % recipe.save_every == 0):
+            return False
+        self._step_log.flush()
+        if measure and self._monitored is not None:
+            loss = self._monitored()
+            self._log.evals.append((done, loss))
+            self._track(done, {"monitored_loss": loss})
+        over = patience_is_over(self._log.evals, recipe.patience)
+        if (measure and recipe.keep_best) or stop or last or over or done % recipe.save_every == 0:
+            self.save(done)
+        self.budget.forgive()
+        self._step_log.pause()
+        return stop or over
+
+    def save(self, done: int) -> None:
+        """Save the step."""
+        self._log.losses = list(self._step_log.losses)
+        self._log.seconds = self._earlier + time.perf_counter() - self._started
+        self._checkpoints.save(self._setup.adapted, self._optimizer, done, self._log)
+
+
+def train(
+    setup: Setup,
+    rows: Sequence[Row],
+    monitored: Sequence[Row],
+    checkpoints: Checkpoints,
+    order: BatchOrder,
+    *,
+    folder: Path,
+    say: Say,
+) -> Trained:
+    """Train, from the newest checkpoint if there is one.
+
+    Raises:
+        CheckFailed: the loss is no number.
+        UserError: a checkpoint of another run.
+        Preempted: asked to leave; the step is saved.
+    """
+    recipe, device = setup.recipe, setup.device
+    plan = setup.plan(order, accumulate=recipe.accumulate, max_shapes=recipe.max_shapes)
+    optimizer = make_optimizer(recipe.optimizer, trained_parameters(setup.adapted).values())
+    first, log = checkpoints.resume(setup.adapted, optimizer)
+    scheduler = make_scheduler(recipe.optimizer, recipe.steps, first, optimizer)
+    measured = MonitoredLoss(setup, monitored) if recipe.eval_every else None
+    throughput = Throughput(device.count, str(device.describe()["kind"]))
+    described: dict[str, Any] = {"name": recipe.name, "config": recipe.model_dump(mode="json"), "trainer": "train-xla"}
+    started = time.perf_counter()
+    with (
+        open_trackers(
+            recipe.trackers, folder, step=first, name=recipe.name, config=config, trainer="train-xla"
+        ) as trackers,
+        Preemption() as preemption,
+        bar("train", recipe.steps) as advance,
+    ):
+        step_log = StepLog(device, recipe.log_every, throughput, trackers.log)
+        step_log.losses = list(log.losses)
+        steps = Steps(
+            setup,
+            order,
+            plan,
+            checkpoints,
+            optimizer,
+            log,
+            first=first,
+            monitored=measured,
+            step_log=step_log,
+            track=trackers.log,
+            advance=advance,
+            preemption=preemption,
+            say=say,
+        )
+        if first < recipe.steps and not patience_is_over(log.evals, recipe.patience):
+            batches = StepBatches(order, plan, device, first=first)
+            trainer = PlannedSFTTrainer(setup, list(rows), batches, (optimizer, scheduler), steps, folder)
+            steps.trainer = trainer
+            trainer.train()
+            if preemption.due(steps.done) and steps.done < recipe.steps:
+                raise preemption.leave(steps.done)
+    done = steps.done
+    seconds = time.perf_counter() - started if done > first else 0.0
+    at = done
+    if recipe.keep_best and (best := best_step(log.evals, checkpoints.steps())) is not None and best != done:
+        at = best
+        checkpoints.load(setup.adapted, at)
+    return Trained(
+        step=at,
+        log=log,
+        fresh_steps=done - first,
+        fresh_seconds=seconds,
+        plan=plan,
+        supervised_tokens=sum(sum(row.loss) for batch in order[:done] for row in batch),
+        rates=throughput.rates(),
+        planned_graphs=steps.budget.planned,
+        unplanned_graphs=steps.budget.unplanned,
+    )
