@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from portlab_spec.errors import UserError
 from portlab_spec.files import new_folder, read_json, sha256_file, write_json
+from portlab_spec.recipe import Lora
 from portlab_spec.run.metadata import require_same_run
 from portlab_xla.model import trained_parameters
 
@@ -175,6 +176,42 @@ def load_adapter(model: PeftModel, tensors: Mapping[str, torch.Tensor], where: s
             )
         with torch.no_grad():
             parameter.copy_(tensors[name].to(parameter.dtype))
+
+
+def start_from(model: PeftModel, lora: Lora, path: Path) -> None:
+    """Load the adapter that a run goes on from.
+
+    Args:
+        model: with the recipe's adapter in it.
+        lora: the recipe's section.
+        path: a folder of PEFT's, or a run folder, whose exported adapter is taken.
+
+    Raises:
+        UserError: no adapter there, or one of other targets, ranks or scalings than the recipe's.
+    """
+    folder = next((f for f in (path, path / "adapter") if (f / CONFIG).is_file()), None)
+    if folder is None or not (folder / WEIGHTS).is_file():
+        raise UserError(
+            f"holds no {CONFIG} and {WEIGHTS}",
+            where=str(path),
+            fix="Give lora.start_from a PEFT folder or a run folder",
+        )
+    config = read_json(folder / CONFIG, "adapter's config")
+    wanted = {
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "use_rslora": lora.use_rslora,
+        "rank_pattern": dict(lora.rank_pattern),
+        "alpha_pattern": dict(lora.alpha_pattern),
+    }
+    for key, value in wanted.items():
+        if (config.get(key) or type(value)()) != value:
+            raise UserError(
+                f"was trained with {key} {config.get(key)}, and the recipe has {value}",
+                where=str(folder),
+                fix="Give the recipe what it was trained with",
+            )
+    load_adapter(model, load_file(folder / WEIGHTS), str(folder))
 
 
 def peft_name(parameter: str) -> str:

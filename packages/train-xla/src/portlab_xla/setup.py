@@ -4,6 +4,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from portlab_spec.models.flops import ModelSize, model_size
 from portlab_spec.models.targets import plan_adapter
 from portlab_spec.packing import Packing, Plan, plan
 from portlab_spec.recipe import Recipe
+from portlab_xla.checkpoint import start_from
 from portlab_xla.devices import Name, open_device
 from portlab_xla.devices.device import Device
 from portlab_xla.model import add_adapter, decoder_layers, load_base, parameter_specs
@@ -101,6 +103,8 @@ def set_up(recipe: Recipe, model: ModelFolder, token_ids: tuple[int, ...], name:
     device = open_recipe_device(recipe, config, name)  # before any tensor exists
     base = load_base(model.path, dtype_of(recipe, device))
     adapted = add_adapter(recipe, config, base, model, token_ids)
+    if recipe.lora.start_from:
+        start_from(adapted, recipe.lora, Path(recipe.lora.start_from))
     device.place(adapted, parameter_specs(adapted, config, device.shape), decoder_layers(base))
     if recipe.remat == "block":
         recompute_layers(base, device.checkpoint)

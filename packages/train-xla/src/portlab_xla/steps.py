@@ -93,96 +93,103 @@ class MonitoredLoss:
         return sum(float(nll) for nll in sums) / self._tokens
 
 
+@dataclass
 class Steps(TrainerCallback):
-    """What happens between the steps of TRL's loop: numbers are read, losses measured, checkpoints saved."""
+    """What happens between the steps of TRL's loop: numbers are read, losses measured, checkpoints saved.
 
-    def __init__(
-        self,
-        setup: Setup,
-        order: BatchOrder,
-        plan: Plan,
-        checkpoints: Checkpoints,
-        optimizer: torch.optim.Optimizer,
-        log: TrainLog,
-        *,
-        first: int,
-        monitored: MonitoredLoss | None,
-        step_log: StepLog,
-        track: Callable[[int, dict[str, float]], None],
-        advance: Callable[[float, str], None],
-        preemption: Preemption,
-        say: Say,
-    ) -> None:
-        self._setup, self._order, self._plan, self._checkpoints = setup, order, plan, checkpoints
-        self._optimizer, self._log, self._first, self._monitored = optimizer, log, first, monitored
-        self._step_log, self._track, self._advance = step_log, track, advance
-        self._preemption, self._say = preemption, say
-        self._rates = learning_rates(setup.recipe.optimizer, setup.recipe.steps)
-        self._started = time.perf_counter()
-        self._earlier = log.seconds
-        self.budget = CompileBudget(setup.device)
-        self.done = first
-        self.trainer: PlannedSFTTrainer | None = None
+    Attributes:
+        setup: the run.
+        batches: hands out what the steps compute.
+        plan: the static shapes of the steps.
+        checkpoints: where steps are saved.
+        optimizer: whose state is saved with them.
+        log: of the run so far.
+        first: steps taken before this process.
+        monitored: measures a loss, if the recipe has one measured.
+        step_log: reads losses.
+        budget: counts graphs.
+        track: takes metrics of a step.
+        advance: moves the progress bar.
+        preemption: knows whether the run was asked to leave.
+        say: takes a line for the user.
+        trainer: that calls this.
+    """
+
+    setup: Setup
+    batches: StepBatches
+    plan: Plan
+    checkpoints: Checkpoints
+    optimizer: torch.optim.Optimizer
+    log: TrainLog
+    first: int
+    monitored: MonitoredLoss | None
+    step_log: StepLog
+    budget: CompileBudget
+    track: Callable[[int, dict[str, float]], None]
+    advance: Callable[[float, str], None]
+    preemption: Preemption
+    say: Say
+    trainer: PlannedSFTTrainer | None = None
+
+    def __post_init__(self) -> None:
+        self.done, self._earlier, self._started = self.first, self.log.seconds, time.perf_counter()
+        self._rates = learning_rates(self.setup.recipe.optimizer, self.setup.recipe.steps)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         # What a step draws depends on its number alone, so that a resumed run draws the same.
-        seed = np.random.SeedSequence([self._setup.recipe.seed, self._first + state.global_step])
-        self._setup.device.seed(int(seed.generate_state(1)[0]))
+        seed = np.random.SeedSequence([self.setup.recipe.seed, self.first + state.global_step])
+        self.setup.device.seed(int(seed.generate_state(1)[0]))
 
     def on_substep_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._setup.device.sync()
+        self.setup.device.sync()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.done = self._first + state.global_step
+        self.done = self.first + state.global_step
         self._launch(self.done)
-        self._step_log.collect()
-        if losses := self._step_log.losses:
-            self._advance(self.done, f"loss {losses[-1]:.4f}")
+        self.step_log.collect()
+        if losses := self.step_log.losses:
+            self.advance(self.done, f"loss {losses[-1]:.4f}")
         if self._settle(self.done):
             control.should_training_stop = True
 
     def _launch(self, number: int) -> None:
         """Hand the step to the device, and ask for its numbers."""
-        trainer, layout = self.trainer, self._plan.choice[number - 1]
-        assert trainer is not None
-        assert trainer.sums is not None
-        assert trainer.grad_norm is not None
-        rows, batch = trainer.batches.current
-        work = count_work(self._setup.config, self._setup.size, rows, batch)
+        assert self.trainer is not None
+        sums, grad_norm = self.trainer.take_step()
+        rows, batch = self.batches.current
+        work = count_work(self.setup.config, self.setup.size, rows, batch)
         info = StepInfo(number, [row.id for row in rows], work, float(self._rates[number - 1]))
-        self._step_log.add(info, trainer.sums, trainer.grad_norm)
-        trainer.sums = trainer.grad_norm = None
-        self._setup.device.sync()
-        compiled, warning = self.budget.step(number, layout)
+        self.step_log.add(info, sums, grad_norm)
+        self.setup.device.sync()
+        compiled, warning = self.budget.step(number, self.plan.choice[number - 1])
         if compiled:
-            self._step_log.compiled.add(number)
+            self.step_log.compiled.add(number)
         if warning:
-            self._say(f"warning: {warning}")
+            self.say(f"warning: {warning}")
 
     def _settle(self, done: int) -> bool:
         """Measure and save where that is due; is the run to end here?"""
-        recipe = self._setup.recipe
-        last, stop = done == recipe.steps, self._preemption.due(done)
-        measure = self._monitored is not None and (done % recipe.eval_every == 0 or last)
+        recipe = self.setup.recipe
+        last, stop = done == recipe.steps, self.preemption.due(done)
+        measure = self.monitored is not None and (done % recipe.eval_every == 0 or last)
         if not (measure or stop or last or done % recipe.save_every == 0):
             return False
-        self._step_log.flush()
-        if measure and self._monitored is not None:
-            loss = self._monitored()
-            self._log.evals.append((done, loss))
-            self._track(done, {"monitored_loss": loss})
-        over = patience_is_over(self._log.evals, recipe.patience)
+        self.step_log.flush()
+        if measure and self.monitored is not None:
+            loss = self.monitored()
+            self.log.evals.append((done, loss))
+            self.track(done, {"monitored_loss": loss})
+        over = patience_is_over(self.log.evals, recipe.patience)
         if (measure and recipe.keep_best) or stop or last or over or done % recipe.save_every == 0:
-            self.save(done)
+            self._save(done)
         self.budget.forgive()
-        self._step_log.pause()
+        self.step_log.pause()
         return stop or over
 
-    def save(self, done: int) -> None:
-        """Save the step."""
-        self._log.losses = list(self._step_log.losses)
-        self._log.seconds = self._earlier + time.perf_counter() - self._started
-        self._checkpoints.save(self._setup.adapted, self._optimizer, done, self._log)
+    def _save(self, done: int) -> None:
+        self.log.losses = list(self.step_log.losses)
+        self.log.seconds = self._earlier + time.perf_counter() - self._started
+        self.checkpoints.save(self.setup.adapted, self.optimizer, done, self.log)
 
 
 def train(
@@ -206,45 +213,39 @@ def train(
     plan = setup.plan(order, accumulate=recipe.accumulate, max_shapes=recipe.max_shapes)
     optimizer = make_optimizer(recipe.optimizer, trained_parameters(setup.adapted).values())
     first, log = checkpoints.resume(setup.adapted, optimizer)
-    scheduler = make_scheduler(recipe.optimizer, recipe.steps, first, optimizer)
-    measured = MonitoredLoss(setup, monitored) if recipe.eval_every else None
-    throughput = Throughput(device.count, str(device.describe()["kind"]))
+    throughput, budget = Throughput(device.count, str(device.describe()["kind"])), CompileBudget(device)
     described: dict[str, Any] = {"name": recipe.name, "config": recipe.model_dump(mode="json"), "trainer": "train-xla"}
     started = time.perf_counter()
     with (
-        open_trackers(
-            recipe.trackers, folder, step=first, name=recipe.name, config=config, trainer="train-xla"
-        ) as trackers,
+        open_trackers(recipe.trackers, folder, step=first, **described) as trackers,
         Preemption() as preemption,
         bar("train", recipe.steps) as advance,
     ):
-        step_log = StepLog(device, recipe.log_every, throughput, trackers.log)
-        step_log.losses = list(log.losses)
         steps = Steps(
-            setup,
-            order,
-            plan,
-            checkpoints,
-            optimizer,
-            log,
+            setup=setup,
+            batches=StepBatches(order, plan, device, first=first),
+            plan=plan,
+            checkpoints=checkpoints,
+            optimizer=optimizer,
+            log=log,
             first=first,
-            monitored=measured,
-            step_log=step_log,
+            monitored=MonitoredLoss(setup, monitored) if recipe.eval_every else None,
+            step_log=StepLog(device, recipe.log_every, throughput, trackers.log, losses=log.losses),
+            budget=budget,
             track=trackers.log,
             advance=advance,
             preemption=preemption,
             say=say,
         )
         if first < recipe.steps and not patience_is_over(log.evals, recipe.patience):
-            batches = StepBatches(order, plan, device, first=first)
-            trainer = PlannedSFTTrainer(setup, list(rows), batches, (optimizer, scheduler), steps, folder)
+            scheduler = make_scheduler(recipe.optimizer, recipe.steps, first, optimizer)
+            trainer = PlannedSFTTrainer(setup, list(rows), steps.batches, (optimizer, scheduler), steps, folder)
             steps.trainer = trainer
             trainer.train()
             if preemption.due(steps.done) and steps.done < recipe.steps:
                 raise preemption.leave(steps.done)
-    done = steps.done
+    at = done = steps.done
     seconds = time.perf_counter() - started if done > first else 0.0
-    at = done
     if recipe.keep_best and (best := best_step(log.evals, checkpoints.steps())) is not None and best != done:
         at = best
         checkpoints.load(setup.adapted, at)
@@ -256,6 +257,6 @@ def train(
         plan=plan,
         supervised_tokens=sum(sum(row.loss) for batch in order[:done] for row in batch),
         rates=throughput.rates(),
-        planned_graphs=steps.budget.planned,
-        unplanned_graphs=steps.budget.unplanned,
+        planned_graphs=budget.planned,
+        unplanned_graphs=budget.unplanned,
     )

@@ -60,15 +60,10 @@ def labelled(rows: list[Row]) -> Dataset:
 
 
 class PlannedSFTTrainer(SFTTrainer):
-    """SFTTrainer whose steps come from a plan.
+    """SFTTrainer whose steps come from a plan."""
 
-    Attributes:
-        sums: of the micro-batches of the current step, on the device.
-        grad_norm: of the last step, before the clip, on the device.
-    """
-
-    sums: Sums | None = None
-    grad_norm: torch.Tensor | None = None
+    _sums: Sums | None = None  # of the micro-batches of the current step
+    _grad_norm: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -102,6 +97,9 @@ class PlannedSFTTrainer(SFTTrainer):
         # The loss is divided by the supervised tokens of the whole step, not by the number of micro-batches.
         self.loss_is_scaled_for_ga = True  # type: ignore[assignment]
 
+    def _move_model_to_device(self, model: Any, device: torch.device) -> None:
+        """The model is where it belongs; tying it again would fail beside an adapter of the embedding's rows."""
+
     def get_train_dataloader(self) -> Any:
         return self.batches
 
@@ -119,12 +117,23 @@ class PlannedSFTTrainer(SFTTrainer):
         )
         means = Sums(*(value / batch.total for value in sums))
         so_far = Sums(*(value.detach() for value in means))
-        self.sums = so_far if self.sums is None else Sums(*(a + b for a, b in zip(self.sums, so_far, strict=True)))
+        self._sums = so_far if self._sums is None else Sums(*(a + b for a, b in zip(self._sums, so_far, strict=True)))
         return means.loss
 
     def _clip_grad_norm(self, model: Any) -> torch.Tensor:
-        self.grad_norm = super()._clip_grad_norm(model)
-        return self.grad_norm
+        self._grad_norm = super()._clip_grad_norm(model)
+        return self._grad_norm
+
+    def take_step(self) -> tuple[Sums, torch.Tensor]:
+        """Means over the supervised tokens of the step that was taken, and the norm of its gradient before the clip.
+
+        All are scalars on the device, which nobody has read yet.
+        """
+        assert self._sums is not None
+        assert self._grad_norm is not None
+        found = self._sums, self._grad_norm
+        self._sums = self._grad_norm = None
+        return found
 
 
 def sft_config(setup: Setup, batches: int, folder: Path) -> SFTConfig:

@@ -47,17 +47,24 @@ class StepLog:
         every: steps between reads.
         throughput: told how long steps took.
         track: takes the metrics of a step.
+        losses: of the steps before.
     """
 
     def __init__(
-        self, device: Device, every: int, throughput: Throughput, track: Callable[[int, dict[str, float]], None]
+        self,
+        device: Device,
+        every: int,
+        throughput: Throughput,
+        track: Callable[[int, dict[str, float]], None],
+        *,
+        losses: Sequence[float] = (),
     ) -> None:
         self._device, self._every, self._throughput, self._track = device, every, throughput, track
         self._waiting: list[tuple[StepInfo, tuple[torch.Tensor, ...]]] = []
         self._arrived: queue.Queue[Arrived] = queue.Queue()
         self._under_way = 0
         self._since = time.perf_counter()
-        self.losses: list[float] = []
+        self.losses = list(losses)
         self.compiled: set[int] = set()  # steps that compiled, which is known once they are launched
 
     def add(self, step: StepInfo, sums: Sums, grad_norm: torch.Tensor) -> None:

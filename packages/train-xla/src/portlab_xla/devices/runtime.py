@@ -14,4 +14,5 @@ def set_environment(environ: MutableMapping[str, str], root: Path = Path("/")) -
     if environ["PJRT_DEVICE"] == "CPU":
         environ.setdefault("CPU_NUM_DEVICES", str(VIRTUAL_DEVICES))
     environ.pop("USE_TORCH_XLA", None)
-    environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # each compilation would say that GSPMD will go
+    # Each compilation would say that GSPMD will go, and virtual devices on a busy CPU that they wait for each other.
+    environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
