@@ -3,6 +3,7 @@
 nox -s train_jax     fine-tune, evaluate, export, verify (arguments after -- go to train-jax), with the JAX build of the
                      accelerator that is found (accelerator.py)
 nox -s plan_tpu      compile a recipe's step for TPU slices, without a TPU (arguments after -- go to plan-tpu)
+nox -s train_xla     the same job on TRL: PyTorch/XLA, CUDA or CPU (arguments after -- go to train-xla)
 nox -s tests         lint, then all tests (arguments after -- go to pytest)
 nox -s lint          ruff and mypy
 nox -s lock          rewrite requirements/*.txt
@@ -27,6 +28,7 @@ nox.options.reuse_existing_virtualenvs = True
 
 PYTHON = "3.12"
 PACKAGES = ("packages/spec", "packages/train-jax", "packages/merge-ckpt")
+TORCH_PACKAGES = ("packages/spec", "packages/train-xla", "packages/merge-ckpt")
 CODE = ("packages", "bench", "tests", "noxfile.py", "accelerator.py")
 
 
@@ -71,6 +73,26 @@ ENVIRONMENTS = {
             "types-pyyaml",
         ),
         like="train_jax_tpu",
+    ),
+    # torch_xla 2.9.0 was built against torch 2.9 and does not say so; it has no wheels for other machines.
+    "train_xla": Environment(
+        extras=("demo",),
+        more=("torch==2.9.1", f"torch-xla==2.9.0; {TPU_COMPILER}"),
+        packages=TORCH_PACKAGES,
+        like="tests",
+    ),
+    "train_xla_tpu": Environment(
+        extras=("demo",),
+        more=("torch==2.9.1", "torch-xla[tpu]==2.9.0"),
+        packages=TORCH_PACKAGES,
+        like="train_xla",
+    ),
+    # Apart from the other tests: beside torch_xla, every library takes its device for the default one.
+    "tests_xla": Environment(
+        extras=("demo",),
+        more=("hypothesis", "pytest", "torch==2.9.1", f"torch-xla==2.9.0; {TPU_COMPILER}"),
+        packages=(*PACKAGES, "packages/train-xla"),
+        like="tests",
     ),
     # Tunix and what it was measured with; it needs other versions than the tests.
     "bench_tunix": Environment(
@@ -157,6 +179,17 @@ def train_jax(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHON)
+def train_xla(session: nox.Session) -> None:
+    """Fine-tune, evaluate and export with TRL: on a TPU through PyTorch/XLA, or with --device cuda or cpu."""
+    on_tpu = accelerator.choose(os.environ).build == "tpu"
+    install(session, "train_xla_tpu" if on_tpu else "train_xla")
+    # Its wheels are for one kind of machine; elsewhere PyTorch trains as it is.
+    has_xla = sys.platform == "linux" and platform.machine() == "x86_64"
+    default = () if has_xla or "--device" in " ".join(session.posargs) else ("--device", "cpu")
+    session.run("train-xla", *default, *session.posargs)
+
+
+@nox.session(python=PYTHON)
 def plan_tpu(session: nox.Session) -> None:
     """Plan a run on TPU slices with the TPU compiler; needs no TPU."""
     # Elsewhere there is no compiler to install; plan-tpu says so.
@@ -172,6 +205,16 @@ def tests(session: nox.Session) -> None:
     check(session)
     # JAX must not take the TPU compiler for a TPU.
     session.run("pytest", *(session.posargs or ["-m", "not slow"]), env={"JAX_PLATFORMS": "cpu"})
+    if not session.posargs:
+        session.notify("tests_xla")
+
+
+@nox.session(python=PYTHON)
+def tests_xla(session: nox.Session) -> None:
+    """The tests of train-xla, and of train-jax and train-xla against each other; `tests` runs them too."""
+    install(session, "tests_xla")
+    paths = session.posargs or ["-m", "not slow", "packages/train-xla/tests", "tests/test_backend_parity.py"]
+    session.run("pytest", *paths, env={"JAX_PLATFORMS": "cpu"})
 
 
 @nox.session(python=PYTHON)
@@ -185,7 +228,7 @@ def check(session: nox.Session) -> None:
     """What `lint` checks, in an environment that already holds the tools."""
     session.run("ruff", "format", "--check", *CODE)
     session.run("ruff", "check", *CODE)
-    session.run("mypy", *(f"{package}/src" for package in PACKAGES))
+    session.run("mypy", *(f"{package}/src" for package in (*PACKAGES, "packages/train-xla")))
 
 
 class Benchmark(NamedTuple):
