@@ -16,6 +16,16 @@ from portlab_spec.errors import CheckFailed, UserError
 
 PEERS = Path(__file__).parent / "peers"
 CONTENDERS = ("portlab", "tunix", "trl")
+# The script of each in peers/, and its arguments behind the work folder and the name.
+RUNNERS: dict[str, tuple[str, ...]] = {
+    **{name: (f"{name}_runner.py",) for name in CONTENDERS},
+    "train-xla cuda": ("train_xla_runner.py", "cuda"),
+    "train-xla cpu": ("train_xla_runner.py", "cpu"),
+    "train-xla xla, 1 device": ("train_xla_runner.py", "xla", "--devices", "1"),
+    "train-xla xla, 4 devices": ("train_xla_runner.py", "xla", "--devices", "4"),
+    "padded to one length": ("train_xla_runner.py", "xla", "--devices", "4", "--shapes", "one"),
+    "padded to each batch's length": ("train_xla_runner.py", "xla", "--devices", "4", "--shapes", "each"),
+}
 # Losses of one step must agree within this share; float32 sums differ in their order.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 
@@ -25,7 +35,7 @@ def run_all(job: Job, names: Sequence[str], interpreters: Mapping[str, Path]) ->
 
     Args:
         job: what all of them do.
-        names: some of CONTENDERS; a name may come again.
+        names: some of RUNNERS; a name may come again.
         interpreters: Python of the contenders that do not run in this environment.
 
     Raises:
@@ -47,10 +57,11 @@ def _run(job: Job, name: str, folder: Path, python: Path) -> dict[str, Any]:
             f"no interpreter for {name}", where=str(python), fix=f"Make it: nox -s bench_{name} (see noxfile)"
         )
     environment = os.environ | {"JAX_PLATFORMS": job.settings.device, "TOKENIZERS_PARALLELISM": "false"}
+    script, *arguments = RUNNERS[name]
+    if arguments:
+        arguments = ["--name", name, "--device", *arguments]
     started = time.time()
-    done = subprocess.run(
-        [python, PEERS / f"{name}_runner.py", folder], env=environment, stdout=sys.stderr, check=False
-    )
+    done = subprocess.run([python, PEERS / script, folder, *arguments], env=environment, stdout=sys.stderr, check=False)
     if done.returncode:
         raise UserError(f"the contender {name!r} could not run (exit code {done.returncode})")
     return summary(json.loads((folder / f"{name}.json").read_text()), job, started)

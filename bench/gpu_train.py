@@ -1,4 +1,4 @@
-"""Training on one NVIDIA GPU side by side: ours, Tunix's PeftTrainer, and TRL's SFTTrainer with PEFT.
+"""Training on one NVIDIA GPU side by side: train-jax, Tunix's PeftTrainer, TRL's SFTTrainer with PEFT, and train-xla.
 
     python bench/gpu_train.py                       all cases; bench/results/gpu_train.json
     python bench/gpu_train.py --contender portlab   one contender (nothing is written)
@@ -7,7 +7,7 @@
 Random weights in the shapes of Gemma 3 270M and 1B, bfloat16, LoRA of rank 32 on five modules (see bench_train). Rows
 of 512 and 2048 random tokens, 32,768 in a step: `ordinary` rows share nothing and supervise every token but the first;
 `shared` rows have three quarters in common and supervise the rest. Each contender takes as many rows at a time as fits
-beside its logits. The three need environments of their own; `--python NAME=PATH` names an interpreter.
+beside its logits. They need environments of their own; `--python NAME=PATH` names an interpreter.
 
 Tokens per second count the rows as given. Model FLOP/s, for ordinary rows alone, are those that the step cannot do
 without, over the GPU's dense bfloat16 peak (`portlab_spec.models.flops`): recomputation and padding do not count.
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from contenders import CONTENDERS, print_table, ratios, require_equal_losses, run_all
+from contenders import print_table, ratios, require_equal_losses, run_all
 from peers.exchange import Job, Row, Settings
 from portlab_spec.models import GemmaConfig, param_table, plan_adapter
 from portlab_spec.models.flops import ModelSize, StepSize, attention_size, mfu, step_flops, visible_pairs
@@ -42,7 +42,7 @@ class Scale(NamedTuple):
         models: name -> layers, hidden size, MLP width and further arguments of `gemma3_shape`.
         lengths: of the rows.
         tokens: in a step.
-        at_a_time: tokens that a contender computes at a time.
+        at_a_time: every contender, and the tokens that it computes at a time.
         device, dtype: as in `Settings`.
     """
 
@@ -62,7 +62,7 @@ GPU = Scale(
     lengths=(512, 2048),
     tokens=32_768,
     # Tunix holds several float32 arrays of logits: 4 GiB each for 4,096 tokens.
-    at_a_time={"portlab": 8_192, "tunix": 4_096, "trl": 8_192},
+    at_a_time={"portlab": 8_192, "tunix": 4_096, "trl": 8_192, "train-xla cuda": 8_192},
     device="cuda",
     dtype="bfloat16",
 )
@@ -70,7 +70,7 @@ TINY = Scale(
     models={"tiny": {"layers": 6, "hidden": 32, "mlp": 64, "head_dim": 16, "vocab": 96, "window": 8}},
     lengths=(32,),
     tokens=128,
-    at_a_time={"portlab": 128, "tunix": 64, "trl": 64},
+    at_a_time={"portlab": 128, "tunix": 64, "trl": 64, "train-xla cpu": 64},
     device="cpu",
     dtype="float32",
 )
@@ -145,7 +145,7 @@ def interpreter(text: str) -> tuple[str, Path]:
 def main() -> None:
     """Run every case with every contender and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--contender", choices=CONTENDERS, action="append")
+    parser.add_argument("--contender", choices=GPU.at_a_time, action="append")
     parser.add_argument("--case", help="only cases whose name has this in it")
     parser.add_argument("--steps", type=int, default=8, help="the first compiles and is not counted")
     parser.add_argument("--python", type=interpreter, action="append", default=[], metavar="NAME=PATH")
@@ -158,7 +158,7 @@ def main() -> None:
         for case, config, job in jobs(scale, Path(folder), args.steps):
             if args.case and args.case not in case:
                 continue
-            measured = run_all(job, args.contender or CONTENDERS, dict(args.python))
+            measured = run_all(job, args.contender or tuple(scale.at_a_time), dict(args.python))
             if case.endswith("ordinary"):
                 add_utilisation(measured, model_flops(config, job.batches[-1]), gpu)
             print(f"\n{case}: {args.steps} steps of {len(job.batches[-1])} rows\n")

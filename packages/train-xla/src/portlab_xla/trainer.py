@@ -5,20 +5,22 @@ three methods that decide what a step computes: which batch comes next, what its
 gradient's norm. TRL's loss would compute logits of every token, and read three sums from the device in every step.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import AutoTokenizer, TrainerCallback
+from transformers import PreTrainedTokenizerFast, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 from trl import SFTConfig, SFTTrainer
 
 from portlab_spec.data.tokens import Row
-from portlab_spec.packing import Batch, BatchOrder, Plan, pack_batch
+from portlab_spec.packing import Batch, Plan, pack_batch
 from portlab_xla.devices.device import Device, Tensors
 from portlab_xla.inputs import MicroBatch, micro_batches
 from portlab_xla.loss import Sums, batch_sums
@@ -30,22 +32,22 @@ IGNORED = -100  # label of a token that is not supervised
 class StepBatches:
     """The micro-batches of a run's steps from one on, each on the device when it is handed out."""
 
-    def __init__(self, order: BatchOrder, plan: Plan, device: Device, *, first: int) -> None:
-        self._order, self._plan, self._device, self._first = order, plan, device, first
+    def __init__(self, order: Sequence[list[Row]], plan: Plan, device: Device, *, first: int = 0) -> None:
+        self._order, self.plan, self._device, self._first = order, plan, device, first
         self.current: tuple[list[Row], Batch]  # rows of the latest step, and what they were packed into
 
     @property
     def chunk(self) -> int:
         """Supervised slots of a group whose logits are in memory at a time."""
-        return max(layout.chunk for layout in self._plan.layouts)
+        return max(layout.chunk for layout in self.plan.layouts)
 
     def __len__(self) -> int:
-        return (len(self._order) - self._first) * self._plan.layouts[0].accumulate
+        return (len(self._order) - self._first) * self.plan.layouts[0].accumulate
 
     def __iter__(self) -> Iterator[Tensors]:
         for number in range(self._first, len(self._order)):
             rows = self._order[number]
-            self.current = rows, pack_batch(rows, self._plan.layout(number))
+            self.current = rows, pack_batch(rows, self.plan.layout(number))
             for tensors in micro_batches(self.current[1]):
                 yield self._device.put_rows(tensors)
 
@@ -57,6 +59,14 @@ def labelled(rows: list[Row]) -> Dataset:
         "labels": [[i if held else IGNORED for i, held in zip(row.ids, row.loss, strict=True)] for row in rows],
     }
     return Dataset.from_dict(columns)
+
+
+def padding_tokenizer() -> PreTrainedTokenizerFast:
+    """What TRL asks its tokenizer for where rows are tokens already: Gemma's padding token, and that there is one."""
+    vocabulary = {"<pad>": 0, "<eos>": 1, "<bos>": 2}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(vocabulary)), pad_token="<pad>", eos_token="<eos>", bos_token="<bos>"
+    )
 
 
 class PlannedSFTTrainer(SFTTrainer):
@@ -89,7 +99,7 @@ class PlannedSFTTrainer(SFTTrainer):
             model=setup.adapted,
             args=sft_config(setup, len(batches), folder),
             train_dataset=labelled(rows),
-            processing_class=AutoTokenizer.from_pretrained(setup.model.path, local_files_only=True),
+            processing_class=padding_tokenizer(),
             optimizers=(optimizers[0], optimizers[1]),
             callbacks=[callback],
         )

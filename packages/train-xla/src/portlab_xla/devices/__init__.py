@@ -17,6 +17,7 @@ Name = Literal["xla", "cpu", "cuda", "tpu"]
 
 def set_environment(name: Name, environ: MutableMapping[str, str]) -> None:
     """Set the variables that libraries read when they are imported. Call it before torch or transformers are."""
+    environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL reports each trainer that is made
     if name == "xla":
         from portlab_xla.devices import runtime
 
