@@ -93,6 +93,7 @@ def add_adapter(
     """
     leaves = plan_adapter(config, recipe.lora)
     torch.manual_seed(recipe.seed)
+    base.name_or_path = model.id  # PEFT writes it down as what the adapter belongs to
     adapted = get_peft_model(base, adapter_config(recipe.lora, leaves, base, model, token_ids))
     for name, parameter in trained_parameters(adapted).items():
         if parameter.dtype != torch.float32:  # rows of tokens come in the embedding's type
