@@ -2,11 +2,11 @@
 
     <run>/checkpoints/<step>/adapter_config.json, adapter_model.safetensors   as PEFT saves them
                             /optimizer.safetensors   `<parameter>/<moment>`, float32
-                            /state.json              step, losses, metadata of the run, digests of the files
+                            /state.json              step, losses, metadata of the run, digests of all of it
 
-A folder appears whole or not at all. transformers would save pickles, one of them of the random number generators;
-here what is drawn in a step is a function of the seed and the step's number, so that there is no generator to save.
-Nothing in here waits for other processes.
+A folder appears whole or not at all, and goes likewise. transformers would save pickles, one of them of the random
+number generators; here what is drawn in a step is a function of the seed and the step's number, so that there is no
+generator to save. Nothing in here waits for other processes.
 """
 
 import shutil
@@ -22,13 +22,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from portlab_spec.errors import UserError
-from portlab_spec.files import new_folder, read_json, sha256_file, write_json
+from portlab_spec.files import new_folder, read_json, sha256_file, sha256_json, write_json
 from portlab_spec.recipe import Lora
 from portlab_spec.run.metadata import require_same_run
 from portlab_xla.model import trained_parameters
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
+GOING = ".removed"  # a checkpoint that is being removed
 
 
 @dataclass
@@ -104,14 +105,15 @@ class Checkpoints:
                 write_adapter(model, tensors, staging)
                 save_file(moments, staging / OPTIMIZER)
                 digests = {name: sha256_file(staging / name) for name in (WEIGHTS, CONFIG, OPTIMIZER)}
-                write_json(
-                    staging / STATE, {"step": step, "log": asdict(log), "metadata": self._metadata, "sha256": digests}
-                )
+                state = {"step": step, "log": asdict(log), "metadata": self._metadata, "sha256": digests}
+                write_json(staging / STATE, state | {"state_sha256": sha256_json(state)})
         kept = set(self.steps()[-self._keep :])
         if self._keep_best and (best := best_step(log.evals, self.steps())) is not None:
             kept.add(best)
         for old in set(self.steps()) - kept:
-            shutil.rmtree(self.path(old))
+            self.path(old).rename(self._folder / f"{old}{GOING}")
+        for folder in self._folder.glob(f"*{GOING}"):  # also what a run that was killed here left
+            shutil.rmtree(folder)
 
     def resume(self, model: PeftModel, optimizer: Optimizer) -> tuple[int, TrainLog]:
         """Load the newest checkpoint, if there is one; step 0 and an empty log otherwise.
@@ -123,7 +125,7 @@ class Checkpoints:
         if not saved:
             return 0, TrainLog()
         folder = self.path(saved[-1])
-        state = read_json(folder / STATE, "state of the checkpoint")
+        state = read_state(folder)
         require_same_run(state["metadata"], self._metadata, str(folder), "train-xla")
         self.load(model, saved[-1])
         load_optimizer(model, optimizer, load_file(folder / OPTIMIZER))
@@ -137,14 +139,33 @@ class Checkpoints:
             UserError: a file is not what was written.
         """
         folder = self.path(step)
-        for name, digest in read_json(folder / STATE, "state of the checkpoint")["sha256"].items():
+        for name, digest in read_state(folder)["sha256"].items():
             if not (folder / name).is_file() or sha256_file(folder / name) != digest:
-                raise UserError(
-                    f"{name} is not what was written",
-                    where=str(folder),
-                    fix="Remove this folder: the run goes on from the one before",
-                )
+                raise _damaged(folder, name)
         load_adapter(model, load_file(folder / WEIGHTS), str(folder))
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself.
+
+    Raises:
+        UserError: that is not what was written.
+    """
+    try:
+        raw = read_json(folder / STATE, "state of the checkpoint")
+    except UserError:
+        raise _damaged(folder, STATE) from None
+    if not isinstance(raw, dict) or raw.pop("state_sha256", None) != sha256_json(raw):
+        raise _damaged(folder, STATE)
+    return raw
+
+
+def _damaged(folder: Path, name: str) -> UserError:
+    return UserError(
+        f"{name} is not what was written",
+        where=str(folder),
+        fix="Remove this folder: the run goes on from the one before",
+    )
 
 
 def best_step(evals: list[tuple[int, float]], saved: list[int]) -> int | None:
