@@ -145,7 +145,7 @@ def interpreter(text: str) -> tuple[str, Path]:
 def main() -> None:
     """Run every case with every contender and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--contender", choices=GPU.at_a_time, action="append")
+    parser.add_argument("--contender", choices={**GPU.at_a_time, **TINY.at_a_time}, action="append")
     parser.add_argument("--case", help="only cases whose name has this in it")
     parser.add_argument("--steps", type=int, default=8, help="the first compiles and is not counted")
     parser.add_argument("--python", type=interpreter, action="append", default=[], metavar="NAME=PATH")

@@ -74,7 +74,7 @@ def train(job: Job, arguments: argparse.Namespace, measured: Measured) -> dict[s
     from portlab_xla.trainer import PlannedSFTTrainer, StepBatches
 
     recipe = recipe_of(job, arguments.name, packed=arguments.shapes == "packed")
-    model = ModelFolder(Path(job.settings.model), id="benchmark")
+    model = ModelFolder(Path(job.settings.model), id="benchmark", revision=None)
     setup = set_up(recipe, model, (), arguments.device)
     prefix = f"base_model.model.{module_prefix(setup.base)}"
     values = {f"{prefix}{name[:-2]}.lora_{name[-1].upper()}.weight": value for name, value in job.adapter.items()}
