@@ -13,7 +13,7 @@ import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
 from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file
-from toys import arguments, fsdp_v2, gemma3, gemma4, lora, rows, tokenizer
+from toys import arguments, fsdp_v2, gemma4, lora, one_layer, rows, tokenizer
 from transformers import Trainer, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
@@ -44,11 +44,11 @@ def accelerator_before_the_first_annotation() -> dict[str, Any]:
 
 
 def optimizer_creation() -> dict[str, Any]:
-    return {"steps": Trainer(model=gemma3(), args=arguments(**GEMMA3), train_dataset=rows()).train().global_step}
+    return {"steps": Trainer(model=one_layer(), args=arguments(**GEMMA3), train_dataset=rows()).train().global_step}
 
 
 def global_batch() -> dict[str, Any]:
-    trainer = Trainer(model=gemma3(), args=arguments(**GEMMA3), train_dataset=rows(16))
+    trainer = Trainer(model=one_layer(), args=arguments(**GEMMA3), train_dataset=rows(16))
     return {
         "devices": xr.global_runtime_device_count(),
         "world_size": trainer.args.world_size,
@@ -63,7 +63,7 @@ def output_of_gemma4() -> dict[str, Any]:
 
 def output_of_the_fused_head() -> dict[str, Any]:
     args = arguments(SFTConfig, dataset_kwargs={"skip_prepare_dataset": True}, **GEMMA3)
-    trainer = MendedSFTTrainer(model=gemma3(), args=args, train_dataset=rows(), processing_class=tokenizer())
+    trainer = MendedSFTTrainer(model=one_layer(), args=args, train_dataset=rows(), processing_class=tokenizer())
     return {"steps": trainer.train().global_step}
 
 
@@ -74,21 +74,21 @@ def pinned_batches() -> dict[str, Any]:
     args = arguments(dataloader_pin_memory=True)
     return {
         "accelerator": available,
-        "steps": Trainer(model=gemma3(), args=args, train_dataset=rows()).train().global_step,
+        "steps": Trainer(model=one_layer(), args=args, train_dataset=rows()).train().global_step,
     }
 
 
 def adapter_of_a_wrapped_model() -> dict[str, Any]:
     """The adapter as accelerate's one level of unwrapping leaves it, loaded over the base in plain PEFT."""
-    trainer = MendedTrainer(model=get_peft_model(gemma3(), lora()), args=arguments(**GEMMA3), train_dataset=rows())
+    trainer = MendedTrainer(model=get_peft_model(one_layer(), lora()), args=arguments(**GEMMA3), train_dataset=rows())
     trainer.train()
     unwrapped = trainer.accelerator.unwrap_model(trainer.model)
     folder = tempfile.mkdtemp()
     trainer.model.module.to("cpu").save_pretrained(folder)
     weights = load_file(f"{folder}/adapter_model.safetensors")
     ids_BT = torch.tensor(rows(1)["input_ids"])
-    base = gemma3().eval()(ids_BT).logits
-    reloaded = PeftModel.from_pretrained(gemma3(), folder).eval()(ids_BT).logits
+    base = one_layer().eval()(ids_BT).logits
+    reloaded = PeftModel.from_pretrained(one_layer(), folder).eval()(ids_BT).logits
     return {
         "unwrapped_is": type(unwrapped).__name__,
         "key": next(iter(weights)),
@@ -109,15 +109,15 @@ class WeightsAtStart(TrainerCallback):
 def resumed_run() -> dict[str, Any]:
     """A checkpoint after one step, and what a run resumed from it begins with."""
     args = arguments(save_strategy="steps", save_steps=1, max_steps=1, **GEMMA3)
-    MendedTrainer(model=gemma3(), args=args, train_dataset=rows()).train()
+    MendedTrainer(model=one_layer(), args=args, train_dataset=rows()).train()
     checkpoint = Path(args.output_dir) / "checkpoint-1"
     saved = torch.load(checkpoint / "pytorch_model.bin", weights_only=True)
     key = next(name for name in saved if "embed_tokens" in name)
     head = next(name for name in saved if "lm_head" in name)
 
     start = WeightsAtStart()
-    MendedTrainer(model=gemma3(), args=args, train_dataset=rows(), callbacks=[start]).train(str(checkpoint))
-    base = gemma3().model.embed_tokens.weight
+    MendedTrainer(model=one_layer(), args=args, train_dataset=rows(), callbacks=[start]).train(str(checkpoint))
+    base = one_layer().model.embed_tokens.weight
     return {
         "files": sorted(path.name for path in checkpoint.iterdir()),
         "key": key,
