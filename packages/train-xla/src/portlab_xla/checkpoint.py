@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import nn
 from torch.optim import Optimizer
 
@@ -56,9 +57,14 @@ def adapter_tensors(model: PeftModel) -> dict[str, torch.Tensor]:
 
 def write_adapter(model: PeftModel, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
     """Write PEFT's two files; the config last, without which no library takes the folder for an adapter."""
-    save_file(dict(tensors), folder / WEIGHTS, metadata={"format": "pt"})
+    write_tensors(tensors, folder / WEIGHTS)
     config = model.peft_config["default"].to_dict() | {"inference_mode": True}
     write_json(folder / CONFIG, {key: _plain(value) for key, value in config.items()})
+
+
+def write_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Write a safetensors file; unlike the library's own writer, which hides it, a full disk is an OSError."""
+    path.write_bytes(save(dict(tensors), {"format": "pt"}))
 
 
 def _plain(value: Any) -> Any:
@@ -103,7 +109,7 @@ class Checkpoints:
         if not (self.path(step) / STATE).exists():
             with new_folder(self.path(step)) as staging:
                 write_adapter(model, tensors, staging)
-                save_file(moments, staging / OPTIMIZER)
+                write_tensors(moments, staging / OPTIMIZER)
                 digests = {name: sha256_file(staging / name) for name in (WEIGHTS, CONFIG, OPTIMIZER)}
                 state = {"step": step, "log": asdict(log), "metadata": self._metadata, "sha256": digests}
                 write_json(staging / STATE, state | {"state_sha256": sha256_json(state)})
@@ -208,7 +214,7 @@ def start_from(model: PeftModel, lora: Lora, path: Path) -> None:
         path: a folder of PEFT's, or a run folder, whose exported adapter is taken.
 
     Raises:
-        UserError: no adapter there, or one of other targets, ranks or scalings than the recipe's.
+        UserError: no adapter there, a damaged one, or one of other targets, ranks, scalings or token rows.
     """
     folder = next((f for f in (path, path / "adapter") if (f / CONFIG).is_file()), None)
     if folder is None or not (folder / WEIGHTS).is_file():
@@ -224,6 +230,7 @@ def start_from(model: PeftModel, lora: Lora, path: Path) -> None:
         "use_rslora": lora.use_rslora,
         "rank_pattern": dict(lora.rank_pattern),
         "alpha_pattern": dict(lora.alpha_pattern),
+        "trainable_token_indices": model.peft_config["default"].to_dict().get("trainable_token_indices") or {},
     }
     for key, value in wanted.items():
         if (config.get(key) or type(value)()) != value:
@@ -232,7 +239,13 @@ def start_from(model: PeftModel, lora: Lora, path: Path) -> None:
                 where=str(folder),
                 fix="Give the recipe what it was trained with",
             )
-    load_adapter(model, load_file(folder / WEIGHTS), str(folder))
+    try:
+        tensors = load_file(folder / WEIGHTS)
+    except SafetensorError as error:
+        raise UserError(
+            f"{WEIGHTS} cannot be read ({error})", where=str(folder), fix="Restore the file, or export the run again"
+        ) from None
+    load_adapter(model, tensors, str(folder))
 
 
 def peft_name(parameter: str) -> str:
