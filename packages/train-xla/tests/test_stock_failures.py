@@ -44,13 +44,13 @@ class Run:
     stderr: str
 
 
-def start(script: str, **environment: str) -> subprocess.Popen[str]:
+def start(script: str, scratch: Path, **environment: str) -> subprocess.Popen[str]:
     # The toy graphs are compiled far more often than they are run: compile them fast.
     flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     inherited = {name: value for name, value in os.environ.items() if name not in ("PJRT_DEVICE", "USE_TORCH_XLA")}
     return subprocess.Popen(
         [sys.executable, str(HERE / "stock" / script)],
-        env={**inherited, "XLA_FLAGS": flags, "CPU_NUM_DEVICES": "4", "OMP_NUM_THREADS": "1", **environment},
+        env={**inherited, "XLA_FLAGS": flags, "CPU_NUM_DEVICES": "4", "TMPDIR": str(scratch), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -63,16 +63,21 @@ def finish(process: subprocess.Popen[str]) -> Run:
     return Run({line["name"]: line["seen"] for line in lines}, process.returncode, stderr)
 
 
-def run_spmd(script: str) -> dict[str, Any]:
-    ended = finish(start(script, PJRT_DEVICE="CPU"))
+def run_spmd(script: str, scratch: Path) -> dict[str, Any]:
+    ended = finish(start(script, scratch, PJRT_DEVICE="CPU"))
     assert ended.returncode == 0, ended.stderr[-2000:]
     return ended.seen
 
 
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("stock")
+
+
 @pytest.fixture(scope="module", autouse=True)
-def plain_process() -> Iterator[subprocess.Popen[str]]:
+def plain_process(scratch: Path) -> Iterator[subprocess.Popen[str]]:
     """Begun before all others, since it mostly waits."""
-    with start("plain.py") as process:
+    with start("plain.py", scratch) as process:
         yield process
         process.kill()
 
@@ -83,13 +88,13 @@ def plain(plain_process: subprocess.Popen[str]) -> Run:
 
 
 @pytest.fixture(scope="module")
-def spmd() -> dict[str, Any]:
-    return run_spmd("spmd.py")
+def spmd(scratch: Path) -> dict[str, Any]:
+    return run_spmd("spmd.py", scratch)
 
 
 @pytest.fixture(scope="module")
-def ours() -> dict[str, Any]:
-    return run_spmd("ours.py")
+def ours(scratch: Path) -> dict[str, Any]:
+    return run_spmd("ours.py", scratch)
 
 
 def mended(what: str) -> str:
