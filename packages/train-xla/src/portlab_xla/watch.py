@@ -69,7 +69,7 @@ class StepLog:
 
     def add(self, step: StepInfo, sums: Sums, grad_norm: torch.Tensor) -> None:
         """Take in a step; call it before the device's `sync` that computes the step."""
-        self._waiting.append((step, (sums.nll, sums.correct, grad_norm)))
+        self._waiting.append((step, (sums.loss, sums.correct, grad_norm)))
         if len(self._waiting) >= self._every:
             self._read()
 
