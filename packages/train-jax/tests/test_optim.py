@@ -6,7 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from portlab_jax.optim import make_optimizer, state_bytes
+from portlab_jax.adafactor import scale_by_adafactor
+from portlab_jax.optim import ADAFACTOR_CLIP, ADAFACTOR_DECAY, ADAFACTOR_MIN_SIZE, make_optimizer, state_bytes
 from portlab_jax.schedule import learning_rate_schedule
 from portlab_spec.recipe import Optimizer
 
@@ -127,6 +128,45 @@ def test_adafactor_leaves_zero_weights():
     np.testing.assert_allclose(
         one_update(make_optimizer(flat(name="adafactor"), 10), params, grads)["b"], -1, rtol=1e-6
     )
+
+
+STACKS = {
+    "layers of an adapter": (("lora", "sliding.q_proj", "a"), (3, 160, 130), 1),
+    "experts of an adapter": (("lora", "sliding.experts.down_proj", "b"), (2, 140, 130, 150), 2),
+    "layers": (("layers", "sliding", "q_proj"), (3, 160, 130), 1),
+    "experts": (("layers", "sliding", "experts.down_proj"), (2, 3, 130, 150), 2),
+    "norms": (("layers", "sliding", "input_norm"), (130, 140), 1),
+}
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_adafactor_treats_stacked_layers_and_experts_one_by_one(stack):
+    """Three steps of a stack are optax's of its members, each by itself."""
+    (first, second, third), shape, stacked = STACKS[stack]
+    rng = np.random.default_rng(0)
+    sizes = np.exp(rng.normal(0, 1, shape[:stacked]))  # gradients that a common clip would treat alike
+    grads = [
+        rng.normal(0, 1, shape).astype(np.float32) * sizes.reshape(*sizes.shape, *[1] * (len(shape) - stacked))
+        for _ in range(3)
+    ]
+    ours = scale_by_adafactor(decay=ADAFACTOR_DECAY, clip=ADAFACTOR_CLIP, min_size=ADAFACTOR_MIN_SIZE)
+    theirs = optax.chain(
+        optax.scale_by_factored_rms(decay_rate=ADAFACTOR_DECAY, min_dim_size_to_factor=ADAFACTOR_MIN_SIZE),
+        optax.clip_by_block_rms(ADAFACTOR_CLIP),
+    )
+
+    def steps(transform, grads):
+        state = transform.init(grads[0])
+        for grad in grads:
+            updates, state = transform.update(grad, state, grads[0])
+        return updates
+
+    found = steps(ours, [{first: {second: {third: jnp.array(grad)}}} for grad in grads])[first][second][third]
+    some = [0, *rng.integers(0, sizes.size, 3)]
+    for number in some:
+        at = np.unravel_index(number, sizes.shape)
+        expected = steps(theirs, [jnp.array(grad[at]) for grad in grads])
+        np.testing.assert_allclose(found[at], expected, rtol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])

@@ -9,11 +9,12 @@ from typing import Any
 import jax
 import optax
 
+from portlab_jax.adafactor import scale_by_adafactor, stack_dims
 from portlab_jax.schedule import learning_rate_schedule
 from portlab_spec.recipe import Optimizer
 
 ADAFACTOR_DECAY = 0.8  # the second moment at step t weighs its past by 1 - t^-0.8 (arXiv 1804.04235, section 7.2)
-ADAFACTOR_CLIP = 1.0  # bound on the root mean square of a leaf's update (section 6)
+ADAFACTOR_CLIP = 1.0  # bound on the root mean square of a matrix's update (section 6)
 ADAFACTOR_MIN_SIZE = 128  # both dimensions of a matrix have to be this long to be worth factoring
 
 
@@ -41,20 +42,12 @@ def _preconditioner(optimizer: Optimizer) -> optax.GradientTransformation:
         return optax.scale_by_adam(b1=optimizer.b1, b2=optimizer.b2, eps=optimizer.eps)
     # Without a first moment, and without steps relative to the weights: those suit training from scratch, and
     # adapters, which start at zero, would not leave it.
-    return optax.chain(
-        optax.scale_by_factored_rms(decay_rate=ADAFACTOR_DECAY, min_dim_size_to_factor=ADAFACTOR_MIN_SIZE),
-        optax.clip_by_block_rms(ADAFACTOR_CLIP),
-    )
+    return scale_by_adafactor(decay=ADAFACTOR_DECAY, clip=ADAFACTOR_CLIP, min_size=ADAFACTOR_MIN_SIZE)
 
 
 def matrices(params: Any) -> Any:
     """Which leaves of a parameter tree are matrices, as a tree of bools; stacked layers do not count as a dimension."""
-
-    def is_matrix(path: tuple[Any, ...], leaf: jax.Array) -> bool:
-        stacked = bool(path) and getattr(path[0], "key", None) == "layers"
-        return leaf.ndim - stacked >= 2
-
-    return jax.tree.map_with_path(is_matrix, params)
+    return jax.tree.map_with_path(lambda path, leaf: leaf.ndim - stack_dims(path, leaf) >= 2, params)
 
 
 def state_bytes(transform: optax.GradientTransformation, params: Any) -> int:
