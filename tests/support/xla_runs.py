@@ -21,8 +21,13 @@ from tokenizers.decoders import ByteFallback, Fuse
 from tokenizers.decoders import Sequence as Decoders
 from tokenizers.models import BPE
 
+from portlab_spec.assets import resolve_model
+from portlab_spec.data.tokens import Row
 from portlab_spec.models import GemmaConfig, param_table
-from portlab_spec.recipe import load_recipe
+from portlab_spec.packing import BatchOrder
+from portlab_spec.recipe import Recipe, load_recipe
+from portlab_spec.run.data import control_token_ids, load_run_data, tokenize_run
+from portlab_spec.run.folder import STAMP, write_stamp
 from portlab_spec.tokenizer import FUNCTION_TOKENS, Tokenizer
 
 if TYPE_CHECKING:
@@ -147,11 +152,9 @@ class Lab:
         Raises:
             Interrupted: by `stop_after`.
         """
-        from portlab_spec.assets import resolve_model
-        from portlab_spec.packing import BatchOrder
-        from portlab_spec.run.data import control_token_ids, load_run_data, tokenize_run
+        from portlab_spec.run.data import load_run_data, tokenize_run
         from portlab_xla.checkpoint import Checkpoints
-        from portlab_xla.main_job import describe_run
+        from portlab_xla.main_job import BACKEND, describe_run
         from portlab_xla.setup import set_up
         from portlab_xla.steps import train
 
@@ -169,9 +172,14 @@ class Lab:
         order = BatchOrder(rows.train, recipe.batch_size, recipe.steps, recipe.seed)
         keep = {"keep": recipe.keep, "keep_best": recipe.keep_best}
         checkpoints = Interrupting(out / "checkpoints", describe_run(setup, order), **keep)
-        out.mkdir(exist_ok=True)
+        if not (out / STAMP).exists():
+            write_stamp(out, recipe, BACKEND)
         said: list[str] = []
         return setup, train(setup, rows.train, rows.monitored, checkpoints, order, folder=out, say=said.append)
+
+    def rows(self, recipe: Recipe) -> list[Row]:
+        """The rows that a run trains on."""
+        return tokenize_run(recipe, load_run_data(recipe), Tokenizer.load(self.model)).train
 
     def arguments(self, out: Path, *extra: str, device: str = "cpu", **changes: Any) -> list[str]:
         """What to call train-xla with."""
@@ -203,4 +211,4 @@ def report(out: Path) -> dict[str, Any]:
 
 def saved_steps(out: Path) -> list[int]:
     """Steps that a run has saved."""
-    return sorted(int(path.name) for path in (out / "checkpoints").glob("[0-9]*"))
+    return sorted(int(path.name) for path in (out / "checkpoints").glob("[0-9]*") if path.name.isdecimal())
