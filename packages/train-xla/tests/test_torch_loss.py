@@ -5,6 +5,7 @@ import pytest
 import torch
 from toy_gemmas import CASES
 
+from portlab_xla.experts import use_dense_experts
 from portlab_xla.loss import Sums, batch_sums
 from portlab_xla.model import trained_parameters
 
@@ -119,8 +120,12 @@ def test_trained_rows_count_as_inputs_and_as_outputs(adapted_toy, make_rows, pac
         assert float(gradients(toy, packed_loss(toy, *packed(rows, toy.config), cpu).loss)[name].abs().max()) > 0
 
 
-def test_experts_may_be_adapted(adapted_toy, make_rows, packed, row_by_row, cpu):
+@pytest.mark.parametrize("dense", [False, True], ids=["by transformers", "all of them for every token"])
+def test_experts_may_be_adapted(dense, adapted_toy, make_rows, packed, row_by_row, cpu):
     targets = ("experts.gate_up_proj", "experts.down_proj", "q_proj")
     toy, rows = adapted_toy("gemma4, experts", targets=targets), make_rows()
+    expected = row_by_row(toy, rows)
+    if dense:
+        use_dense_experts(toy.base)
     loss = packed_loss(toy, *packed(rows, toy.config), cpu).loss
-    assert_equal((loss.item(), gradients(toy, loss)), row_by_row(toy, rows))
+    assert_equal((loss.item(), gradients(toy, loss)), expected)

@@ -22,6 +22,7 @@ from portlab_spec.recipe import Recipe
 from portlab_xla.checkpoint import start_from
 from portlab_xla.devices import Name, open_device
 from portlab_xla.devices.device import Device
+from portlab_xla.experts import use_dense_experts
 from portlab_xla.model import add_adapter, decoder_layers, load_base, parameter_specs
 from portlab_xla.recompute import recompute_layers
 
@@ -102,6 +103,8 @@ def set_up(recipe: Recipe, model: ModelFolder, token_ids: tuple[int, ...], name:
     leaves = plan_adapter(config, recipe.lora)
     device = open_recipe_device(recipe, config, name)  # before any tensor exists
     base = load_base(model.path, dtype_of(recipe, device))
+    if config.experts and device.where.type == "xla":
+        use_dense_experts(base)
     adapted = add_adapter(recipe, config, base, model, token_ids)
     if recipe.lora.start_from:
         start_from(adapted, recipe.lora, Path(recipe.lora.start_from))
