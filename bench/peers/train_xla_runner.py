@@ -81,7 +81,8 @@ def train(job: Job, arguments: argparse.Namespace, measured: Measured) -> dict[s
     load_adapter(setup.adapted, {name: torch.from_numpy(value.T.copy()) for name, value in values.items()}, "job")
     rows = [[Row(str(i), tuple(row.ids), tuple(row.loss)) for i, row in enumerate(batch)] for batch in job.batches]
     batches = StepBatches(rows, plan_steps(setup, rows, arguments.shapes), setup.device)
-    optimizer = make_optimizer(recipe.optimizer, trained_parameters(setup.adapted).values())
+    optimizer = make_optimizer(recipe.optimizer, trained_parameters(setup.adapted).values(), setup.device.zeros_like)
+    setup.device.sync()  # what was loaded is there before the first step, not part of its program
     scheduler = make_scheduler(recipe.optimizer, recipe.steps, 0, optimizer)
 
     class StepTimes(TrainerCallback):

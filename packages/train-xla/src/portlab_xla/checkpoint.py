@@ -135,6 +135,8 @@ class Checkpoints:
         require_same_run(state["metadata"], self._metadata, str(folder), "train-xla")
         self.load(model, saved[-1])
         load_optimizer(model, optimizer, load_file(folder / OPTIMIZER))
+        for group in optimizer.param_groups:
+            group["steps"] = state["step"]
         log = state["log"]
         return state["step"], TrainLog(log["losses"], log["seconds"], [(at, loss) for at, loss in log["evals"]])
 
@@ -263,9 +265,8 @@ def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, torch
 
 
 def load_optimizer(model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Put saved state back; counters stay on the CPU, where PyTorch keeps them."""
+    """Put saved moments back into those of a fresh optimiser, wherever they lie."""
     by_name = trained_parameters(model)
     for full, value in tensors.items():
         name, _, key = full.rpartition("/")
-        parameter = by_name[name]
-        optimizer.state[parameter][key] = value if key == "step" else value.to(parameter.device)
+        optimizer.state[by_name[name]][key].copy_(value)

@@ -211,8 +211,9 @@ def train(
     """
     recipe, device = setup.recipe, setup.device
     plan = setup.plan(order, accumulate=recipe.accumulate, max_shapes=recipe.max_shapes)
-    optimizer = make_optimizer(recipe.optimizer, trained_parameters(setup.adapted).values())
+    optimizer = make_optimizer(recipe.optimizer, trained_parameters(setup.adapted).values(), device.zeros_like)
     first, log = checkpoints.resume(setup.adapted, optimizer)
+    device.sync()  # what was loaded is there before the first step, not part of its program
     throughput, budget = Throughput(device.count, str(device.describe()["kind"])), CompileBudget(device)
     described: dict[str, Any] = {"name": recipe.name, "config": recipe.model_dump(mode="json"), "trainer": "train-xla"}
     started = time.perf_counter()

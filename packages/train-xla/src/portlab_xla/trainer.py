@@ -113,6 +113,12 @@ class PlannedSFTTrainer(SFTTrainer):
     def get_train_dataloader(self) -> Any:
         return self.batches
 
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if self.state.global_step == 0:
+            # transformers' running sum starts as a constant, which would make the first step's graph another one.
+            self._tr_loss = self._setup.device.put_rows({"zero": torch.zeros(())})["zero"]
+        return super().training_step(*args, **kwargs)
+
     def compute_loss(
         self, model: Any, inputs: Tensors, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:

@@ -11,8 +11,8 @@ from portlab_spec.run.monitor import Throughput, Work, require_finite
 from portlab_xla.devices.device import Device
 from portlab_xla.loss import Sums
 
-# The optimiser's state is made in the first step of a shape and read in the second: each has a graph of its own.
-WARM_UP = 2
+# Everything that a step reads exists before the first one, so that each shape has one graph: see optim.py.
+WARM_UP = 1
 
 
 class StepInfo(NamedTuple):

@@ -50,6 +50,10 @@ class Device(ABC):
         """
 
     @abstractmethod
+    def zeros_like(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Zeros in the shape of a placed parameter, which lie as it does and exist before they are used."""
+
+    @abstractmethod
     def put_rows(self, tensors: Tensors) -> Tensors:
         """Move tensors here whose first dimension is shared out over the groups, scalars to everywhere."""
 

@@ -46,6 +46,9 @@ class PlainDevice(Device):
     def place(self, model: nn.Module, specs: Mapping[str, Spec], layers: Sequence[nn.Module]) -> None:
         model.to(self.where)
 
+    def zeros_like(self, parameter: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(parameter, requires_grad=False)
+
     def put_rows(self, tensors: Tensors) -> Tensors:
         return {name: tensor.to(self.where, non_blocking=True) for name, tensor in tensors.items()}
 

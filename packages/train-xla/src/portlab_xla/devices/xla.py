@@ -51,6 +51,7 @@ class XlaDevice(Device):
         memory = None if on_cpu else xm.get_memory_info(self.where)["bytes_limit"]
         size = parameters * self.dtype.itemsize
         self.shape = mesh_sizes(mesh, count, weight_bytes=size, memory=memory, rows=rows)
+        self._specs: dict[int, Spec] = {}  # by the id of a placed parameter
         self._mesh = xs.Mesh(np.arange(count), tuple(self.shape.values()), AXES)
 
     def describe(self) -> dict[str, Any]:
@@ -74,6 +75,7 @@ class XlaDevice(Device):
                     here = nn.Parameter(parameter.detach().to(self.where), parameter.requires_grad)
                     spec = specs.get(f"{prefix}.{name}", (None,) * here.ndim)
                     xs.mark_sharding(here, self._mesh, spec)
+                    self._specs[id(here)] = spec
                     placed[id(parameter)] = here
                 module.register_parameter(name, placed[id(parameter)])
             for name, buffer in module.named_buffers(recurse=False):
@@ -83,6 +85,12 @@ class XlaDevice(Device):
 
     def _cut_by_rows(self, _: nn.Module, __: Any, output: torch.Tensor) -> torch.Tensor:
         return xs.mark_sharding_with_gradients(output, self._mesh, (GROUP_AXES, *(None,) * (output.ndim - 1)))
+
+    def zeros_like(self, parameter: torch.Tensor) -> torch.Tensor:
+        # Made on the host: made here, they would be constants of the first step's graph, and inputs of all others.
+        zeros = torch.zeros(parameter.shape, dtype=parameter.dtype).to(self.where)
+        xs.mark_sharding(zeros, self._mesh, self._specs[id(parameter)])
+        return zeros
 
     def put_rows(self, tensors: Tensors) -> Tensors:
         here = {name: tensor.to(self.where) for name, tensor in tensors.items()}
