@@ -154,6 +154,18 @@ def mobile_actions(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def chat(tmp_path_factory):
+    """Rows with `messages` alone, with the splits that `toolspec split` gives them."""
+
+    def row(i, split):
+        user = {"role": "user", "content": f"What goes with dish {i}?"}
+        return {"split": split, "messages": [user, {"role": "assistant", "content": f"Bread, and {i} eggs."}]}
+
+    rows = [row(i, {7: "validation", 8: "test"}.get(i % 9, "train")) for i in range(18)]
+    return write_jsonl(tmp_path_factory.mktemp("data") / "split.jsonl", rows)
+
+
+@pytest.fixture(scope="module")
 def dolly(tmp_path_factory):
     """Rows in the shape of databricks-dolly-15k, with the splits that `toolspec split` gives them."""
 
@@ -207,6 +219,7 @@ def finish(tmp_path_factory):
 RECIPES = {
     "functiongemma-fitness": ("tiny_chat_folder", None),
     "functiongemma-mobile-actions": ("tiny_chat_folder", "mobile_actions"),
+    "gemma3-270m-colab": ("tiny_chat_folder", "chat"),
     "gemma3-1b-dolly": ("tiny_chat_folder", "dolly"),
     "gemma4-e2b-lora": ("e_series", "few_fitness_rows"),
     "gemma4-31b-lora": ("keys_are_values", "few_fitness_rows"),
