@@ -60,7 +60,7 @@ class StepLog:
         losses: Sequence[float] = (),
     ) -> None:
         self._device, self._every, self._throughput, self._track = device, every, throughput, track
-        self._waiting: list[tuple[StepInfo, tuple[torch.Tensor, ...]]] = []
+        self._waiting: list[tuple[StepInfo, torch.Tensor]] = []
         self._arrived: queue.Queue[Arrived] = queue.Queue()
         self._under_way = 0
         self._since = time.perf_counter()
@@ -69,20 +69,21 @@ class StepLog:
 
     def add(self, step: StepInfo, sums: Sums, grad_norm: torch.Tensor) -> None:
         """Take in a step; call it before the device's `sync` that computes the step."""
-        self._waiting.append((step, (sums.loss, sums.correct, grad_norm)))
+        # One tensor: each that is read is a transfer of its own.
+        self._waiting.append((step, torch.stack((sums.loss, sums.correct, grad_norm))))
         if len(self._waiting) >= self._every:
             self._read()
 
     def _read(self) -> None:
         steps = [step for step, _ in self._waiting]
-        scalars = [scalar for _, values in self._waiting for scalar in values]
+        vectors = [vector for _, vector in self._waiting]
         self._waiting = []
         self._under_way += 1
 
         def receive(values: list[float]) -> None:
             self._arrived.put(Arrived(steps, values, time.perf_counter()))
 
-        self._device.read_later(scalars, receive)
+        self._device.read_later(vectors, receive)
 
     def collect(self) -> None:
         """Record what has arrived by now.

@@ -78,7 +78,7 @@ class Device(ABC):
 
     @abstractmethod
     def read_later(self, tensors: Sequence[torch.Tensor], receive: Callable[[list[float]], None]) -> None:
-        """Hand the values of scalars to `receive` once the next `sync` has computed them, without waiting for it.
+        """Hand the values of vectors, one after the other, to `receive` once the next `sync` has computed them.
 
-        `receive` may be called from another thread, and must be quick.
+        Nobody waits for that: `receive` may be called from another thread, and must be quick.
         """

@@ -65,4 +65,4 @@ class PlainDevice(Device):
         return 0
 
     def read_later(self, tensors: Sequence[torch.Tensor], receive: Callable[[list[float]], None]) -> None:
-        receive([float(tensor) for tensor in tensors])
+        receive([value for vector in tensors for value in vector.tolist()])

@@ -116,7 +116,7 @@ class XlaDevice(Device):
         return data[0] if data else 0
 
     def read_later(self, tensors: Sequence[torch.Tensor], receive: Callable[[list[float]], None]) -> None:
-        def read(scalars: Sequence[torch.Tensor]) -> None:
-            receive([float(scalar) for scalar in scalars])
+        def read(vectors: Sequence[torch.Tensor]) -> None:
+            receive([value for vector in vectors for value in vector.tolist()])
 
         xm.add_step_closure(read, args=(tuple(tensors),), run_async=True)
