@@ -15,17 +15,16 @@ from typing import Any
 import jax
 import numpy as np
 from safetensors.numpy import save_file
+from toy_rows import plain_rows, tool_rows
 
 from portlab_jax import distributed
 from portlab_jax.checkpoint import Checkpoints
 from portlab_jax.setup import initial_state, set_up
 from portlab_jax.trainer import Trained, train
 from portlab_spec.assets import ModelFolder
-from portlab_spec.data.tokens import Row
 from portlab_spec.models import GemmaConfig, param_table
 from portlab_spec.recipe import Recipe
 
-VOCAB = 96
 TOKEN_IDS = (3, 5)
 STEPS = 20
 
@@ -54,24 +53,6 @@ def save_random_model(folder: Path, config: dict[str, Any], seed: int = 0) -> Pa
             tensors[name] = rng.normal(center, scale, param.shape).astype(np.float32)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
-
-
-def tool_rows(n: int = 24, prefix: int = 40, seed: int = 0) -> list[Row]:
-    """Rows of uneven lengths behind one common start, as of one set of tools."""
-    rng = np.random.default_rng(seed)
-    shared = rng.integers(3, VOCAB, prefix).tolist()
-    rows = []
-    for i in range(n):
-        question, answer = rng.integers(3, 12), rng.integers(2, 6)
-        ids = shared + rng.integers(3, VOCAB, question + answer).tolist()
-        loss = (False,) * (prefix + question) + (True,) * answer
-        rows.append(Row(f"r{i}", tuple(ids), loss, stratum="ab"[i % 2]))
-    return rows
-
-
-def plain_rows(n: int = 24) -> list[Row]:
-    """Rows that start with nothing in common."""
-    return tool_rows(n, prefix=0)
 
 
 @dataclass(frozen=True)

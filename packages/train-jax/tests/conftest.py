@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import save_file
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Gemma4ForCausalLM, Gemma4TextConfig
+from toy_gemmas import CASES, VOCAB, randomize
 
 from portlab_jax.mesh import MeshPlan
 from portlab_jax.weights import load_params
@@ -17,94 +16,6 @@ from portlab_spec.data.tokens import Row
 from portlab_spec.models import GemmaConfig, param_table
 from portlab_spec.packing import Batch, Blocks, Packing, Rows, pack_batch, plan
 from portlab_spec.recipe import Mesh
-
-VOCAB = 96
-SLIDING, FULL = "sliding_attention", "full_attention"
-
-COMMON = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 512,
-    "attn_implementation": "eager",
-    "bos_token_id": 2,
-    "eos_token_id": 1,
-    "pad_token_id": 0,
-}
-
-
-def gemma3(*, num_key_value_heads=2, sliding_window=6, rope_factor=None, layers=4):
-    full_rope = {"rope_type": "default", "rope_theta": 1e6}
-    if rope_factor:
-        full_rope = {"rope_type": "linear", "factor": rope_factor, "rope_theta": 1e6}
-    config = Gemma3TextConfig(
-        **COMMON,
-        num_hidden_layers=layers,
-        num_key_value_heads=num_key_value_heads,
-        head_dim=16,
-        sliding_window=sliding_window,
-        query_pre_attn_scalar=16,
-        layer_types=[SLIDING, FULL] * (layers // 2),
-        rope_parameters={FULL: full_rope, SLIDING: {"rope_type": "default", "rope_theta": 1e4}},
-    )
-    return Gemma3ForCausalLM(config)
-
-
-def gemma4(layer_types=(SLIDING, SLIDING, FULL) * 2, **more):
-    settings = {
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "global_head_dim": 32,
-        "sliding_window": 6,
-        "final_logit_softcapping": 30.0,
-        "hidden_size_per_layer_input": 0,
-    }
-    config = Gemma4TextConfig(
-        **COMMON, num_hidden_layers=len(layer_types), layer_types=list(layer_types), **settings | more
-    )
-    return Gemma4ForCausalLM(config)
-
-
-# Each case is small enough to differentiate in seconds, and together they hold every kind of layer there is.
-CASES = {
-    "gemma3, two kv heads": gemma3,
-    "gemma3, one kv head, wide window": lambda: gemma3(num_key_value_heads=1, sliding_window=64),
-    "gemma3, scaled global rope": lambda: gemma3(num_key_value_heads=1, sliding_window=8, rope_factor=8.0),
-    # As 12B and 31B: keys are values in full layers, which have heads of their own shape.
-    "gemma4, keys are values": lambda: gemma4(attention_k_eq_v=True, num_global_key_value_heads=1),
-    # As E2B: per-layer inputs, the last layers share keys and values and have a double-wide MLP.
-    "gemma4, shared keys and values": lambda: gemma4(
-        hidden_size_per_layer_input=8,
-        vocab_size_per_layer_input=VOCAB,
-        num_kv_shared_layers=3,
-        use_double_wide_mlp=True,
-    ),
-    # As 26B-A4B.
-    "gemma4, experts": lambda: gemma4(
-        attention_k_eq_v=True,
-        num_global_key_value_heads=1,
-        enable_moe_block=True,
-        num_experts=6,
-        top_k_experts=2,
-        moe_intermediate_size=24,
-    ),
-    "gemma4, no pattern": lambda: gemma4(
-        (SLIDING, FULL, SLIDING, SLIDING, FULL), hidden_size_per_layer_input=8, num_kv_shared_layers=2
-    ),
-}
-
-
-def randomize(model, seed=0):
-    """Weights larger than the default, so that attention is far from uniform and errors show."""
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.3)
-        for name, buffer in model.named_buffers():
-            if name.endswith("layer_scalar"):
-                buffer.uniform_(0.5, 1.5)
-    return model.eval()
 
 
 class Tiny:

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from training_runs import SETTINGS, TOKEN_IDS, save_random_model, tool_rows
+from toy_rows import tool_rows
+from training_runs import SETTINGS, TOKEN_IDS, save_random_model
 
 from portlab_jax.checkpoint import Checkpoints
 from portlab_jax.compiled import Compiled
