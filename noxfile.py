@@ -28,6 +28,7 @@ nox.options.reuse_existing_virtualenvs = True
 
 PYTHON = "3.12"
 PACKAGES = ("packages/spec", "packages/train-jax", "packages/merge-ckpt")
+ALL_PACKAGES = (*PACKAGES, "packages/train-xla")
 TORCH_PACKAGES = ("packages/spec", "packages/train-xla", "packages/merge-ckpt")
 CODE = ("packages", "bench", "tests", "noxfile.py", "accelerator.py")
 
@@ -72,6 +73,7 @@ ENVIRONMENTS = {
             "trl==1.16.0",
             "types-pyyaml",
         ),
+        packages=ALL_PACKAGES,
         like="train_jax_tpu",
     ),
     # torch_xla 2.9.0 was built against torch 2.9 and does not say so; it has no wheels for other machines.
@@ -91,7 +93,7 @@ ENVIRONMENTS = {
     "tests_xla": Environment(
         extras=("demo",),
         more=("hypothesis", "pytest", "torch==2.9.1", f"torch-xla==2.9.0; {TPU_COMPILER}"),
-        packages=(*PACKAGES, "packages/train-xla"),
+        packages=ALL_PACKAGES,
         like="tests",
     ),
     # Tunix and what it was measured with; it needs other versions than the tests.
@@ -228,7 +230,7 @@ def check(session: nox.Session) -> None:
     """What `lint` checks, in an environment that already holds the tools."""
     session.run("ruff", "format", "--check", *CODE)
     session.run("ruff", "check", *CODE)
-    session.run("mypy", *(f"{package}/src" for package in (*PACKAGES, "packages/train-xla")))
+    session.run("mypy", *(f"{package}/src" for package in ALL_PACKAGES))
 
 
 class Benchmark(NamedTuple):
