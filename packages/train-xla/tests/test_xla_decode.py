@@ -153,7 +153,6 @@ def test_ids_of_xla_are_those_of_transformers(on_xla):
     assert found["ids"] == expected
 
 
-@pytest.mark.xfail(strict=True, reason="reading ids that are cut by rows compiles a program each time")
 def test_more_batches_compile_nothing_more(on_xla):
     first, *more = on_xla[1]["compiled"]
     assert more == [first, first]

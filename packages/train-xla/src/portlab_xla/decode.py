@@ -152,7 +152,7 @@ class Decoder:
         token = head_logits(self._setup.base, hidden).argmax(-1)
         for stop in self._stop:
             done = done | (token == stop)
-        return token, done
+        return self._setup.device.everywhere(token), self._setup.device.everywhere(done)
 
     def _hidden(
         self, tokens: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, cache: SlotCache

@@ -58,6 +58,10 @@ class Device(ABC):
         """Move tensors here whose first dimension is shared out over the groups, scalars to everywhere."""
 
     @abstractmethod
+    def everywhere(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A result that is about to be read, whole on every device."""
+
+    @abstractmethod
     def checkpoint(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function whose intermediate results are computed again in the backward pass.
 

@@ -52,6 +52,9 @@ class PlainDevice(Device):
     def put_rows(self, tensors: Tensors) -> Tensors:
         return {name: tensor.to(self.where, non_blocking=True) for name, tensor in tensors.items()}
 
+    def everywhere(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
     def checkpoint(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return checkpoint(function, *args, use_reentrant=False)
 

@@ -99,6 +99,11 @@ class XlaDevice(Device):
             xs.mark_sharding(tensor, self._mesh, spec)
         return here
 
+    def everywhere(self, tensor: torch.Tensor) -> torch.Tensor:
+        # torch_xla compiles a program for every read of a tensor that is cut, and keeps none of them.
+        xs.mark_sharding(tensor, self._mesh, (None,) * tensor.ndim)
+        return tensor
+
     def checkpoint(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # PyTorch's own looks for torch.xla, which does not exist; and without torch_xla's barriers the compiler would
         # merge what is recomputed with what was computed before.
