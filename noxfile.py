@@ -27,6 +27,8 @@ nox.options.sessions = ["tests"]
 nox.options.reuse_existing_virtualenvs = True
 
 PYTHON = "3.12"
+# Files of tests side by side; those of one file share what they prepare.
+WORKERS = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "loadfile")
 PACKAGES = ("packages/spec", "packages/train-jax", "packages/merge-ckpt")
 ALL_PACKAGES = (*PACKAGES, "packages/train-xla")
 TORCH_PACKAGES = ("packages/spec", "packages/train-xla", "packages/merge-ckpt")
@@ -64,6 +66,7 @@ ENVIRONMENTS = {
             "mypy",
             "peft==0.21.2",
             "pytest",
+            "pytest-xdist",
             "qwix",
             "ruff",
             "safetensors",
@@ -92,7 +95,7 @@ ENVIRONMENTS = {
     # Apart from the other tests: beside torch_xla, every library takes its device for the default one.
     "tests_xla": Environment(
         extras=("demo",),
-        more=("hypothesis", "pytest", "torch==2.9.1", f"torch-xla==2.9.0; {TPU_COMPILER}"),
+        more=("hypothesis", "pytest", "pytest-xdist", "torch==2.9.1", f"torch-xla==2.9.0; {TPU_COMPILER}"),
         packages=ALL_PACKAGES,
         like="tests",
     ),
@@ -206,7 +209,7 @@ def tests(session: nox.Session) -> None:
     install(session, "tests")
     check(session)
     # JAX must not take the TPU compiler for a TPU.
-    session.run("pytest", *(session.posargs or ["-m", "not slow"]), env={"JAX_PLATFORMS": "cpu"})
+    session.run("pytest", *(session.posargs or ["-m", "not slow", *WORKERS]), env={"JAX_PLATFORMS": "cpu"})
     if not session.posargs:
         session.notify("tests_xla")
 
@@ -215,8 +218,8 @@ def tests(session: nox.Session) -> None:
 def tests_xla(session: nox.Session) -> None:
     """The tests of train-xla, and of train-jax and train-xla against each other; `tests` runs them too."""
     install(session, "tests_xla")
-    paths = session.posargs or ["-m", "not slow", "packages/train-xla/tests", "tests/test_backend_parity.py"]
-    session.run("pytest", *paths, env={"JAX_PLATFORMS": "cpu"})
+    everything = ["-m", "not slow", *WORKERS, "packages/train-xla/tests", "tests/test_backend_parity.py"]
+    session.run("pytest", *(session.posargs or everything), env={"JAX_PLATFORMS": "cpu"})
 
 
 @nox.session(python=PYTHON)

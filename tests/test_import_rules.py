@@ -26,7 +26,7 @@ def imported(folder: Path, without: tuple[str, ...] = ()) -> set[str]:
 
 
 def test_the_packages_are_found():
-    assert {"portlab_spec", "portlab_jax", "portlab_merge"} <= set(PACKAGES)
+    assert {"portlab_spec", "portlab_jax", "portlab_merge", "portlab_xla"} <= set(PACKAGES)
 
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))
@@ -57,6 +57,7 @@ def loaded_after(statement: str) -> set[str]:
         "import portlab_spec.run.display, portlab_spec.run.charts, portlab_spec.run.trackers, portlab_spec.run.stages",
         "import portlab_merge.cli, portlab_merge.overlay, portlab_merge.verify, portlab_merge.peft_adapter",
         "import portlab_jax.cli",
+        "import portlab_xla.cli",
     ],
 )
 def test_nothing_heavy_is_loaded(statement):

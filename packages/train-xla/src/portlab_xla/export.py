@@ -12,7 +12,7 @@ from portlab_spec.errors import CheckFailed
 from portlab_spec.files import new_folder, write_json, write_text
 from portlab_spec.packing import pack_batch
 from portlab_spec.report import Evaluation
-from portlab_spec.run.export import require_merge_ckpt, run_merge_ckpt
+from portlab_spec.run.export import run_merge_ckpt
 from portlab_xla.checkpoint import adapter_tensors, write_adapter
 from portlab_xla.inputs import MicroBatch, micro_batches
 from portlab_xla.loss import head_logits, supervised_hidden
@@ -105,7 +105,6 @@ def verify_adapter(base: Path, folder: Path, found: dict[str, Any], dtype: torch
 
 def export_merged(base: Path, adapter: Path, merged: Path) -> None:
     """Merge the adapter into the base with merge-ckpt, and verify the result against both."""
-    require_merge_ckpt()
     common = ("--base", str(base), "--ckpt", str(adapter))
     fresh = merged.with_name(f"{merged.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)

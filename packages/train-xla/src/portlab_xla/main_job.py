@@ -27,6 +27,7 @@ from portlab_spec.report import Report, Seconds, peak_rss_bytes, versions
 from portlab_spec.run import charts
 from portlab_spec.run.data import RunData, RunRows, control_token_ids, load_run_data, tokenize_run
 from portlab_spec.run.evaluate import Answers, evaluate, stop_ids
+from portlab_spec.run.export import require_merge_ckpt
 from portlab_spec.run.folder import STAMP, run_folder, write_stamp
 from portlab_spec.run.metadata import run_metadata
 from portlab_spec.run.outcome import Outcome, telling_example, training_line
@@ -64,6 +65,7 @@ def run(recipe: Recipe, out: Path | None, name: Name, say: Say) -> Outcome:
     started = time.perf_counter()
     require_supported(recipe)
     require_trackers(recipe.trackers, TRAINER)
+    require_merge_ckpt()
     data = load_run_data(recipe)
     with bar("prepare model", 1.0) as advance:
         model = resolve_model(recipe.model, recipe.revision, lambda what, done: advance(done, what))
