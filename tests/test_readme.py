@@ -38,7 +38,12 @@ def test_every_nox_session_named_in_the_docs_exists(document):
     assert named <= SESSIONS
 
 
-PROGRAMS = {"train-jax": "portlab_jax", "train-xla": "portlab_xla", "plan-tpu": "portlab_jax.planner", "merge-ckpt": "portlab_merge"}
+PROGRAMS = {
+    "train-jax": "portlab_jax",
+    "train-xla": "portlab_xla",
+    "plan-tpu": "portlab_jax.planner",
+    "merge-ckpt": "portlab_merge",
+}
 
 
 @pytest.mark.parametrize("document", DOCS, ids=lambda p: str(p.relative_to(ROOT)))

@@ -24,7 +24,7 @@ from portlab_spec.assets import ModelFolder
 from portlab_spec.data.tokens import Row
 from portlab_spec.errors import UserError
 from portlab_spec.models import GemmaConfig, param_table, plan_adapter
-from portlab_spec.models.flops import ModelSize
+from portlab_spec.models.flops import ModelSize, model_size
 from portlab_spec.packing import Layout, Packing, Plan, plan
 from portlab_spec.recipe import Recipe
 
@@ -90,18 +90,7 @@ class Blueprint:
     @functools.cached_property
     def size(self) -> ModelSize:
         """Weights that one token meets."""
-        experts = self.config.experts
-        linears = 0
-        for param in param_table(self.config):
-            if len(param.dims) < 2 or param.name.startswith("embed_tokens"):
-                continue
-            active = experts.top_k / experts.count if experts and param.name.startswith("experts.") else 1
-            linears += int(math.prod(param.shape) * param.count * active)
-        adapters = 0
-        for leaf in self.options.adapter.leaves:
-            active = experts.top_k if experts and leaf.experts else 1
-            adapters += leaf.rank * (leaf.into.size + leaf.out.size) * len(leaf.index) * active
-        return ModelSize(linears, adapters, self.config.vocab_size * self.config.hidden_size)
+        return model_size(self.config, self.options.adapter.leaves)
 
 
 @dataclasses.dataclass(frozen=True)
