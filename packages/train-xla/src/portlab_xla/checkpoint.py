@@ -10,7 +10,7 @@ generator to save. Nothing in here waits for other processes.
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,10 @@ from portlab_spec.errors import UserError
 from portlab_spec.files import new_folder, read_json, sha256_file, sha256_json, write_json
 from portlab_spec.recipe import Lora
 from portlab_spec.run.metadata import require_same_run
+from portlab_xla.devices.device import Tensors, on_host
 from portlab_xla.model import trained_parameters
+
+ToHost = Callable[[Tensors], Tensors]
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
@@ -48,11 +51,11 @@ class TrainLog:
     evals: list[tuple[int, float]] = field(default_factory=list)
 
 
-def adapter_tensors(model: PeftModel) -> dict[str, torch.Tensor]:
+def adapter_tensors(model: PeftModel, to_host: ToHost = on_host) -> Tensors:
     """The adapter under the names of PEFT's files, float32 on the CPU."""
     # Of a model on the CPU, PEFT would add the whole embedding to an adapter that trains rows of it.
     state = get_peft_model_state_dict(model, save_embedding_layers=False)
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    return to_host(state)
 
 
 def write_adapter(model: PeftModel, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
@@ -86,10 +89,13 @@ class Checkpoints:
         metadata: of the run, see `portlab_spec.run.metadata`.
         keep: newest ones that stay.
         keep_best: also keep the one of the lowest monitored loss.
+        to_host: copies tensors to the CPU; of the device.
     """
 
-    def __init__(self, folder: Path, metadata: Mapping[str, Any], *, keep: int, keep_best: bool) -> None:
-        self._folder, self._metadata = folder, dict(metadata)
+    def __init__(
+        self, folder: Path, metadata: Mapping[str, Any], *, keep: int, keep_best: bool, to_host: ToHost = on_host
+    ) -> None:
+        self._folder, self._metadata, self._to_host = folder, dict(metadata), to_host
         self._keep, self._keep_best = keep, keep_best
 
     def steps(self) -> list[int]:
@@ -103,8 +109,8 @@ class Checkpoints:
 
     def save(self, model: PeftModel, optimizer: Optimizer, step: int, log: TrainLog) -> None:
         """Save a step, and remove what need not be kept."""
-        tensors = adapter_tensors(model)
-        moments = optimizer_tensors(model, optimizer)
+        tensors = adapter_tensors(model, self._to_host)
+        moments = optimizer_tensors(model, optimizer, self._to_host)
         self._folder.mkdir(parents=True, exist_ok=True)
         if not (self.path(step) / STATE).exists():
             with new_folder(self.path(step)) as staging:
@@ -255,13 +261,14 @@ def peft_name(parameter: str) -> str:
     return parameter.replace(".default.weight", ".weight").removesuffix(".default")
 
 
-def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, torch.Tensor]:
+def optimizer_tensors(model: nn.Module, optimizer: Optimizer, to_host: ToHost = on_host) -> Tensors:
     """The optimiser's state by parameter, on the CPU."""
-    return {
-        f"{name}/{key}": value.detach().cpu().contiguous().clone()
+    state = {
+        f"{name}/{key}": value
         for name, parameter in trained_parameters(model).items()
         for key, value in optimizer.state[parameter].items()
     }
+    return to_host(state)
 
 
 def load_optimizer(model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:

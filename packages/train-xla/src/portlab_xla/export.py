@@ -62,7 +62,7 @@ def export_adapter(setup: Setup, folder: Path, metadata: dict[str, Any], found: 
         found: golden logits, by `probe`.
         card: README.md of the folder.
     """
-    tensors = adapter_tensors(setup.adapted)
+    tensors = adapter_tensors(setup.adapted, setup.device.to_host)
     fresh = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     with new_folder(fresh) as staging:

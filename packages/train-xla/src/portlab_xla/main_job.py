@@ -166,7 +166,13 @@ def _fit(
     before = scored("before")
     order = BatchOrder(rows.train, recipe.batch_size, recipe.steps, recipe.seed, group_by_prefix=recipe.group_by_prefix)
     metadata = describe_run(setup, order)
-    checkpoints = Checkpoints(folder / "checkpoints", metadata, keep=recipe.keep, keep_best=recipe.keep_best)
+    checkpoints = Checkpoints(
+        folder / "checkpoints",
+        metadata,
+        keep=recipe.keep,
+        keep_best=recipe.keep_best,
+        to_host=setup.device.to_host,
+    )
     trained = train(setup, rows.train, rows.monitored, checkpoints, order, folder=folder, say=say)
     say(
         training_line(

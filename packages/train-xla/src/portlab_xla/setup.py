@@ -25,6 +25,7 @@ from portlab_xla.devices.device import Device
 from portlab_xla.experts import use_dense_experts
 from portlab_xla.model import add_adapter, decoder_layers, load_base, parameter_specs
 from portlab_xla.recompute import recompute_layers
+from portlab_xla.token_rows import use_rows_alone
 
 # Attention here writes its mask and scores out, T x T for each packed row: longer rows cost more than they save.
 MAX_ROW_LENGTH = 2048
@@ -109,6 +110,7 @@ def set_up(recipe: Recipe, model: ModelFolder, token_ids: tuple[int, ...], name:
     if recipe.lora.start_from:
         start_from(adapted, recipe.lora, Path(recipe.lora.start_from))
     device.place(adapted, parameter_specs(adapted, config, device.shape), decoder_layers(base))
+    use_rows_alone(adapted)
     if recipe.remat == "block":
         recompute_layers(base, device.checkpoint)
     return Setup(recipe, model, config, device, adapted, leaves, token_ids)

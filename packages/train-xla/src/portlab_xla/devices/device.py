@@ -12,6 +12,11 @@ from portlab_spec.mesh import Spec
 Tensors = dict[str, torch.Tensor]
 
 
+def on_host(tensors: Tensors) -> Tensors:
+    """Copies of whole tensors on the CPU."""
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+
+
 class Device(ABC):
     """A device, or several under one program.
 
@@ -60,6 +65,10 @@ class Device(ABC):
     @abstractmethod
     def everywhere(self, tensor: torch.Tensor) -> torch.Tensor:
         """A result that is about to be read, whole on every device."""
+
+    def to_host(self, tensors: Tensors) -> Tensors:
+        """Copies on the CPU, whole."""
+        return on_host(tensors)
 
     @abstractmethod
     def checkpoint(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -104,6 +104,12 @@ class XlaDevice(Device):
         xs.mark_sharding(tensor, self._mesh, (None,) * tensor.ndim)
         return tensor
 
+    def to_host(self, tensors: Tensors) -> Tensors:
+        # One program makes all of them whole; see above.
+        whole = {name: self.everywhere(tensor.detach().clone()) for name, tensor in tensors.items()}
+        self.sync()
+        return super().to_host(whole)
+
     def checkpoint(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # PyTorch's own looks for torch.xla, which does not exist; and without torch_xla's barriers the compiler would
         # merge what is recomputed with what was computed before.
