@@ -25,6 +25,7 @@ from portlab_xla.devices.device import Device
 from portlab_xla.experts import use_dense_experts
 from portlab_xla.model import add_adapter, decoder_layers, load_base, parameter_specs
 from portlab_xla.recompute import recompute_layers
+from portlab_xla.support import require_supported_adapter
 from portlab_xla.token_rows import use_rows_alone
 
 # Attention here writes its mask and scores out, T x T for each packed row: longer rows cost more than they save.
@@ -102,6 +103,7 @@ def set_up(recipe: Recipe, model: ModelFolder, token_ids: tuple[int, ...], name:
             fix="Set it lower; too_long says what becomes of longer rows",
         )
     leaves = plan_adapter(config, recipe.lora)
+    require_supported_adapter(recipe, leaves)
     device = open_recipe_device(recipe, config, name)  # before any tensor exists
     base = load_base(model.path, dtype_of(recipe, device))
     if config.experts and device.where.type == "xla":

@@ -1,5 +1,6 @@
 """Training: TRL's loop, and what happens between its steps."""
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -243,6 +244,8 @@ def train(
             trainer = PlannedSFTTrainer(setup, list(rows), steps.batches, (optimizer, scheduler), steps, folder)
             steps.trainer = trainer
             trainer.train()
+            with contextlib.suppress(OSError):
+                (folder / "trl").rmdir()  # transformers makes its output folder, and nothing is put there
             if preemption.due(steps.done) and steps.done < recipe.steps:
                 raise preemption.leave(steps.done)
     at = done = steps.done

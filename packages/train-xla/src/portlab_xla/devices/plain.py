@@ -31,6 +31,12 @@ class PlainDevice(Device):
             )
         if name == "cuda" and not torch.cuda.is_available():
             raise UserError("this PyTorch sees no CUDA device", where="--device cuda", fix="Use --device cpu or xla")
+        if name == "cuda" and torch.cuda.device_count() > 1:
+            raise UserError(
+                f"trains on one GPU, and {torch.cuda.device_count()} are visible",
+                where="--device cuda",
+                fix="Set CUDA_VISIBLE_DEVICES=0, or train on all of them with train-jax",
+            )
         self.where = torch.device(name, 0) if name == "cuda" else torch.device(name)
         self.shape = mesh_sizes(mesh, 1)
         self.dtype = torch.float32 if name == "cpu" else torch.bfloat16
