@@ -156,7 +156,10 @@ class TestFsdpV2:
 
 
 class TestAnnotations:
-    @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="torchax is imported only where JAX is")
+    @pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("jax", "flax")),
+        reason="torch_xla's torchax is imported only where both are",
+    )
     def test_pinned_batches_end_the_run_after_no_step(self, spmd: dict[str, Any]) -> None:
         assert spmd["accelerator_before_the_first_annotation"] == {"available": False}
         assert spmd["pinned_batches"] == {"accelerator": True, "steps": 0}, mended("dataloader_pin_memory=False")
@@ -264,10 +267,10 @@ class TestOurs:
 
     def test_six_lengths_train_with_one_shape(self, ours: dict[str, Any]) -> None:
         seen = ours["graphs_and_reads"]
-        assert (seen["steps"], seen["planned"], seen["unplanned"]) == (6, 2, 0)
+        assert (seen["steps"], seen["planned"], seen["unplanned"]) == (6, 1, 0)
 
     def test_numbers_are_read_when_they_are_due(self, ours: dict[str, Any]) -> None:
-        assert ours["graphs_and_reads"]["reads_of_three_steps"] <= 9  # loss, accuracy and gradient norm of each
+        assert ours["graphs_and_reads"]["reads_of_three_steps"] <= 3  # loss, accuracy and gradient norm together
 
     def test_gemma4_trains(self, ours: dict[str, Any]) -> None:
         assert ours["gemma4_trains"] == {"steps": 3, "adapted": 4, "unplanned": 0}

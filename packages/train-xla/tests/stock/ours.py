@@ -49,14 +49,22 @@ def token_rows(lengths: tuple[int, ...], copies: int = 4) -> list[Row]:
 
 
 class CountingCheckpoints(Checkpoints):
-    """Notes how often the device has been read when the first checkpoint is due."""
+    """Notes how often the device was read from the first step's begin to when the first checkpoint is due."""
 
     reads: int | None = None
+    before: int | None = None
+
+    def begin_step(self) -> None:
+        self.before = reads() if self.before is None else self.before
 
     def save(self, *args: Any) -> None:
         if self.reads is None:
-            self.reads = (met.metric_data("TransferFromDeviceTime") or (0,))[0]
+            self.reads = reads() - (self.before or 0)
         super().save(*args)
+
+
+def reads() -> int:
+    return (met.metric_data("TransferFromDeviceTime") or (0,))[0]
 
 
 def run(setup: Setup, folder: Path) -> tuple[Trained, CountingCheckpoints]:
@@ -65,6 +73,13 @@ def run(setup: Setup, folder: Path) -> tuple[Trained, CountingCheckpoints]:
     order = BatchOrder(train_rows, setup.recipe.batch_size, setup.recipe.steps, seed=0)
     checkpoints = CountingCheckpoints(folder / "checkpoints", describe_run(setup, order), keep=2, keep_best=False)
     met.clear_all()
+    seed = setup.device.seed  # called as each step begins
+
+    def seed_and_note(number: int) -> None:
+        checkpoints.begin_step()
+        seed(number)
+
+    setup.device.seed = seed_and_note
     return train(setup, train_rows, [], checkpoints, order, folder=folder, say=lambda line: None), checkpoints
 
 
