@@ -56,7 +56,11 @@ def _run(job: Job, name: str, folder: Path, python: Path) -> dict[str, Any]:
         raise UserError(
             f"no interpreter for {name}", where=str(python), fix=f"Make it: nox -s bench_{name} (see noxfile)"
         )
-    environment = os.environ | {"JAX_PLATFORMS": job.settings.device, "TOKENIZERS_PARALLELISM": "false"}
+    environment = os.environ | {
+        "JAX_PLATFORMS": job.settings.device,
+        "TOKENIZERS_PARALLELISM": "false",
+        "USE_TORCH_XLA": "0",  # where it can be imported, transformers would train there; train-xla says so itself
+    }
     script, *arguments = RUNNERS[name]
     if arguments:
         arguments = ["--name", name, "--device", *arguments]
