@@ -115,6 +115,28 @@ def test_figures_in_the_docs_come_from_committed_results():
     assert f"{agree:,} of {compared:,} agree" in text
 
 
+def test_figures_of_training_on_xla_come_from_committed_results():
+    """And static shapes are worth what the docs say of them."""
+    import json
+
+    text = (ROOT / "docs" / "results.md").read_text()
+    result = json.loads((ROOT / "bench/results/bench_xla.json").read_text())
+    for name, figures in result["figures"].items():
+        part, contender = name.split(": ", 1)
+        shown = (
+            f"| {part} | {contender} | {figures['examples_per_second']:.2f} | {1 / figures['steps_per_second']:.2f} |"
+        )
+        assert any(line.startswith(shown) for line in text.splitlines()), shown
+    for contender in ("train-xla cpu", "train-xla xla, 1 device", "train-xla xla, 4 devices"):
+        assert f"{result['ratios'][f'speed: {contender} / trl']:.1f}x" in text
+    one, each = (result["figures"][f"padding: {name}"]["device"] for name in PADDED)
+    assert (one["shapes"], each["shapes"] > 1) == (1, True)
+    assert each["compilations"] - one["compilations"] == each["shapes"] - 1
+
+
+PADDED = ("padded to one length", "padded to each batch's length")
+
+
 def test_figures_of_planning_come_from_committed_results():
     """And FLOPs read off compiled programs are those that the model table says, where every loop's rounds are known."""
     import json
