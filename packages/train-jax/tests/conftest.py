@@ -8,11 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from toy_gemmas import CASES, VOCAB, randomize
+from toy_gemmas import CASES, randomize
+from toy_rows import branching_rows
 
 from portlab_jax.mesh import MeshPlan
 from portlab_jax.weights import load_params
-from portlab_spec.data.tokens import Row
 from portlab_spec.models import GemmaConfig, param_table
 from portlab_spec.packing import Batch, Blocks, Packing, Rows, pack_batch, plan
 from portlab_spec.recipe import Mesh
@@ -96,23 +96,7 @@ def tiny_chat_folder(tmp_path_factory, default_folder):
 @pytest.fixture(scope="session")
 def make_rows():
     """Makes rows of uneven lengths behind a common start."""
-
-    def make(n=4, prefix=9, trained=(), seed=0):
-        """Ids `trained` occur as inputs that are not supervised and as targets."""
-        rng = np.random.default_rng(seed)
-        shared = [*trained, *rng.integers(12, VOCAB, prefix)][:prefix]
-        rows = []
-        for i in range(n):
-            question, answer = rng.integers(4, 9), rng.integers(3, 9)
-            ids = rng.integers(12, VOCAB, question + answer)
-            ids[0] = 12 + i  # rows differ right behind the common start
-            ids[1 : 1 + len(trained)] = trained
-            ids[question : question + len(trained)] = trained
-            loss = (False,) * (prefix + question) + (True,) * answer
-            rows.append(Row(f"r{i}", (*map(int, shared), *map(int, ids)), loss))
-        return rows
-
-    return make
+    return branching_rows
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from portlab_jax.lora import AdapterOptions, init_adapter
 from portlab_jax.mesh import MeshPlan
 from portlab_jax.setup import Setup, initial_state, set_up
 from portlab_jax.step import StepOptions, TrainState, batch_sums, gradients
-from portlab_jax.trainer import Trained, count_work, require_gradients, train
+from portlab_jax.trainer import Trained, require_gradients, train
 from portlab_jax.weights import load_params
 from portlab_spec.assets import ModelFolder
 from portlab_spec.data.tokens import Row
@@ -30,6 +30,7 @@ from portlab_spec.mesh import mesh_sizes
 from portlab_spec.models import FULL, SLIDING, plan_adapter
 from portlab_spec.packing import BatchOrder, Packing, pack_batch, plan
 from portlab_spec.recipe import Lora, Mesh, Recipe
+from portlab_spec.run.monitor import count_work
 
 DENSE = {
     "model_type": "gemma3_text",
@@ -319,7 +320,9 @@ def test_flops_are_those_that_xla_counts(tmp_path, method):
         arguments = (initial_state(setup).adapter, setup.frozen, batch)
         lowered = step.lower(*arguments, options=setup.for_layout(layout), chunk=layout.chunk)
     counted = lowered.compile().cost_analysis()["flops"]
-    assert count_work(setup, rows, batch).flops == pytest.approx(counted, rel=0.04)
+    assert count_work(setup.config, setup.size, rows, batch, method=setup.recipe.method).flops == pytest.approx(
+        counted, rel=0.04
+    )
 
 
 # --- meshes

@@ -7,13 +7,12 @@ os.environ["USE_TORCH_XLA"] = "0"  # before transformers, accelerate and PEFT ar
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from toy_gemmas import CASES, VOCAB, randomize
+from toy_gemmas import CASES, randomize
+from toy_rows import branching_rows
 
 from portlab_spec.assets import ModelFolder
-from portlab_spec.data.tokens import Row
 from portlab_spec.models import GemmaConfig
 from portlab_spec.packing import Packing, pack_batch, plan
 from portlab_spec.recipe import Mesh, Recipe
@@ -68,18 +67,7 @@ def make_rows():
     """Makes rows of uneven lengths behind a common start, in which trained ids occur, supervised and not."""
 
     def make(n=4, prefix=20, trained=TOKEN_IDS, seed=0):
-        rng = np.random.default_rng(seed)
-        shared = [*trained, *rng.integers(12, VOCAB, prefix)][:prefix]
-        rows = []
-        for i in range(n):
-            question, answer = rng.integers(4, 9), rng.integers(3, 9)
-            ids = rng.integers(12, VOCAB, question + answer)
-            ids[0] = 12 + i  # rows differ right behind the common start
-            ids[1 : 1 + len(trained)] = trained
-            ids[question : question + len(trained)] = trained
-            loss = (False,) * (prefix + question) + (True,) * answer
-            rows.append(Row(f"r{i}", (*map(int, shared), *map(int, ids)), loss))
-        return rows
+        return branching_rows(n, prefix, trained, seed)
 
     return make
 

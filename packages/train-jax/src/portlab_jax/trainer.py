@@ -21,13 +21,11 @@ from portlab_jax.setup import Setup, abstract, jit_step
 from portlab_jax.step import StepMetrics, StepOptions, TrainState, make_evaluation, supervised_hidden
 from portlab_spec.data.tokens import Row
 from portlab_spec.errors import CheckFailed
-from portlab_spec.models import param_table
-from portlab_spec.models.flops import StepSize, attention_size, step_flops, visible_pairs
 from portlab_spec.packing import Batch, BatchOrder, Layout, Plan, pack_batch
 from portlab_spec.progress import bar
 from portlab_spec.report import versions
-from portlab_spec.run.metadata import run_metadata
-from portlab_spec.run.monitor import Throughput, Work, patience_is_over, require_finite
+from portlab_spec.run.metadata import planned_metadata
+from portlab_spec.run.monitor import Throughput, Work, count_work, patience_is_over, require_finite
 from portlab_spec.run.signals import Preemption
 from portlab_spec.run.trackers import open_trackers
 from portlab_spec.schedule import learning_rates
@@ -70,17 +68,6 @@ class Prepared(NamedTuple):
     step: Step
     arrays: Batch
     work: Work
-
-
-def count_work(setup: Setup, rows: Sequence[Row], batch: Batch) -> Work:
-    """What one step does, for throughput and MFU."""
-    held = batch.rows.ends > 0
-    pairs = {kind: visible_pairs(batch.rows.positions, held, kind.window) for kind in set(setup.config.layers)}
-    heads = setup.config.num_attention_heads
-    attention = attention_size((pairs[kind], heads, kind.head_dim) for kind in setup.config.layers)
-    size = StepSize(int(held.sum()), attention, int((batch.weights > 0).sum()))
-    flops = step_flops(setup.size, size, method=setup.recipe.method)
-    return Work(len(rows), sum(len(row.ids) for row in rows), held.size, flops)
 
 
 class Steps:
@@ -212,7 +199,8 @@ def train(
     plan = setup.plan(order, accumulate=recipe.accumulate, max_shapes=recipe.max_shapes)
 
     def prepare(step: Step) -> Prepared:
-        return Prepared(step, setup.mesh.put_rows(step.batch, axis=1), count_work(setup, step.rows, step.batch))
+        work = count_work(setup.config, setup.size, step.rows, step.batch, method=recipe.method)
+        return Prepared(step, setup.mesh.put_rows(step.batch, axis=1), work)
 
     batches = PackedBatches(order, plan, prepare)
     metadata = describe_run(setup, order)
@@ -303,17 +291,14 @@ def compile_line(step: Compiled, layout: Layout, plan: Plan) -> str:
 
 def describe_run(setup: Setup, order: BatchOrder) -> dict[str, Any]:
     """Metadata of every checkpoint of a run."""
-    prefix, adapter = setup.loaded.prefix, setup.options.adapter
-    embedding = next(p for p in param_table(setup.config) if p.name == "embed_tokens")
-    token_rows = (embedding.tensor_names(prefix)[0], adapter.token_ids) if adapter.token_ids else None
-    leaves = [(leaf.key, leaf.modules(prefix)) for leaf in adapter.leaves]
-    return run_metadata(
+    return planned_metadata(
         setup.recipe,
         setup.model,
-        setup.config.family,
-        leaves,
+        setup.config,
+        setup.options.adapter.leaves,
+        prefix=setup.loaded.prefix,
+        token_ids=setup.options.adapter.token_ids,
         versions=versions(*LIBRARIES),
-        token_rows=token_rows,
         data_digest=order.digest(),
     )
 

@@ -29,7 +29,7 @@ from portlab_spec.run.data import RunData, RunRows, control_token_ids, load_run_
 from portlab_spec.run.evaluate import Answers, evaluate, stop_ids
 from portlab_spec.run.export import require_merge_ckpt
 from portlab_spec.run.folder import STAMP, run_folder, write_stamp
-from portlab_spec.run.metadata import run_metadata
+from portlab_spec.run.metadata import planned_metadata
 from portlab_spec.run.outcome import Outcome, telling_example, training_line
 from portlab_spec.run.stages import Stage, cached_stage, scored_line
 from portlab_spec.run.trackers import require_trackers
@@ -191,17 +191,14 @@ def _fit(
 
 def describe_run(setup: Setup, order: BatchOrder) -> dict[str, Any]:
     """Metadata of every checkpoint of a run."""
-    prefix = module_prefix(setup.base)
-    embedding = next(p for p in param_table(setup.config) if p.name == "embed_tokens")
-    token_rows = (embedding.tensor_names(prefix)[0], setup.token_ids) if setup.token_ids else None
-    leaves = [(leaf.key, leaf.modules(prefix)) for leaf in setup.leaves]
-    return run_metadata(
+    return planned_metadata(
         setup.recipe,
         setup.model,
-        setup.config.family,
-        leaves,
+        setup.config,
+        setup.leaves,
+        prefix=module_prefix(setup.base),
+        token_ids=setup.token_ids,
         versions=versions(*LIBRARIES),
-        token_rows=token_rows,
         data_digest=order.digest(),
     )
 

@@ -12,11 +12,9 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from portlab_spec.data.tokens import Row
-from portlab_spec.models import GemmaConfig
-from portlab_spec.models.flops import ModelSize, StepSize, attention_size, step_flops, visible_pairs
-from portlab_spec.packing import Batch, BatchOrder, Plan, pack_batch
+from portlab_spec.packing import BatchOrder, Plan, pack_batch
 from portlab_spec.progress import bar
-from portlab_spec.run.monitor import Throughput, Work, patience_is_over
+from portlab_spec.run.monitor import Throughput, count_work, patience_is_over
 from portlab_spec.run.signals import Preemption
 from portlab_spec.run.trackers import open_trackers
 from portlab_spec.schedule import learning_rates
@@ -57,16 +55,6 @@ class Trained:
     rates: dict[str, float]
     planned_graphs: int
     unplanned_graphs: int
-
-
-def count_work(config: GemmaConfig, size: ModelSize, rows: Sequence[Row], batch: Batch) -> Work:
-    """What one step does, for throughput and MFU."""
-    held = batch.rows.ends > 0
-    pairs = {kind: visible_pairs(batch.rows.positions, held, kind.window) for kind in set(config.layers)}
-    heads = config.num_attention_heads
-    attention = attention_size((pairs[kind], heads, kind.head_dim) for kind in config.layers)
-    step = StepSize(int(held.sum()), attention, int((batch.weights > 0).sum()))
-    return Work(len(rows), sum(len(row.ids) for row in rows), held.size, step_flops(size, step))
 
 
 class MonitoredLoss:

@@ -10,7 +10,7 @@ from typing import Any
 from portlab_spec.assets import ModelFolder
 from portlab_spec.errors import UserError
 from portlab_spec.files import sha256_file, sha256_json
-from portlab_spec.models import config_sha256
+from portlab_spec.models import AdapterLeaf, GemmaConfig, config_sha256, param_table
 from portlab_spec.recipe import Recipe
 from portlab_spec.safetensors_file import model_files
 
@@ -70,6 +70,41 @@ def run_metadata(
         "recipe": recipe.model_dump(mode="json"),
         "versions": dict(versions),
     }
+
+
+def planned_metadata(
+    recipe: Recipe,
+    model: ModelFolder,
+    config: GemmaConfig,
+    leaves: Sequence[AdapterLeaf],
+    *,
+    prefix: str,
+    token_ids: Sequence[int],
+    versions: Mapping[str, str],
+    data_digest: str,
+) -> dict[str, Any]:
+    """`run_metadata` of a run whose adapter is planned; modules and embedding are named as in the base's files.
+
+    Args:
+        recipe: the run.
+        model: its base.
+        config: of it.
+        leaves: what is adapted.
+        prefix: what the names of the text model start with in the base.
+        token_ids: rows of the embedding that are trained.
+        versions: of the libraries that trained.
+        data_digest: names the training rows and their order.
+    """
+    embedding = next(p for p in param_table(config) if p.name == "embed_tokens")
+    return run_metadata(
+        recipe,
+        model,
+        config.family,
+        [(leaf.key, leaf.modules(prefix)) for leaf in leaves],
+        versions=versions,
+        token_rows=(embedding.tensor_names(prefix)[0], token_ids) if token_ids else None,
+        data_digest=data_digest,
+    )
 
 
 def require_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], where: str, trainer: str) -> None:

@@ -4,8 +4,11 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from portlab_spec.data.tokens import Row
 from portlab_spec.errors import CheckFailed
-from portlab_spec.models.flops import mfu
+from portlab_spec.models import GemmaConfig
+from portlab_spec.models.flops import ModelSize, StepSize, attention_size, mfu, step_flops, visible_pairs
+from portlab_spec.packing import Batch
 
 NAMED_ROWS = 32  # a message names so many rows at most
 
@@ -61,6 +64,26 @@ class Work(NamedTuple):
     tokens: int
     computed: int
     flops: int
+
+
+def count_work(
+    config: GemmaConfig, size: ModelSize, rows: Sequence[Row], batch: Batch, *, method: str = "lora"
+) -> Work:
+    """What one step does, for throughput and MFU.
+
+    Args:
+        config: of the model.
+        size: weights that a token of it meets.
+        rows: of the step, as given.
+        batch: what they were packed into.
+        method: "lora", or "full" if the weights get gradients.
+    """
+    held = batch.rows.ends > 0
+    pairs = {kind: visible_pairs(batch.rows.positions, held, kind.window) for kind in set(config.layers)}
+    heads = config.num_attention_heads
+    attention = attention_size((pairs[kind], heads, kind.head_dim) for kind in config.layers)
+    step = StepSize(int(held.sum()), attention, int((batch.weights > 0).sum()))
+    return Work(len(rows), sum(len(row.ids) for row in rows), held.size, step_flops(size, step, method=method))
 
 
 class Throughput:
