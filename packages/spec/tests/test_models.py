@@ -176,7 +176,7 @@ def test_an_unknown_prefix_is_refused():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "llama"}, "model type 'llama' is not supported"),
+        ({"model_type": "gpt2"}, "model type 'gpt2' is not supported.*gemma3_text.*llama, mistral, qwen2, qwen3"),
         ({"hidden_size": None}, "'hidden_size' is missing"),
         ({"layer_types": [FULL] * 3}, "layer_types must name 26"),
         ({"hidden_activation": "relu"}, "'relu' is not implemented"),

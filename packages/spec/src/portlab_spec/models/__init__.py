@@ -1,4 +1,4 @@
-"""What a Gemma model is: configuration, layers by kind, one table of parameters, LoRA targets."""
+"""What a model is: configuration, layers by kind, one table of parameters, LoRA targets."""
 
 from portlab_spec.models.config import Experts, GemmaConfig, PerLayerInputs, config_sha256
 from portlab_spec.models.layers import FULL, SLIDING, LayerKind, Rope, Section, Stack

@@ -1,4 +1,4 @@
-"""What a Gemma model is, read from the Hugging Face `config.json`; nothing is preset by hand."""
+"""What a decoder is, read from the Hugging Face `config.json`; nothing is preset by hand."""
 
 import hashlib
 from collections.abc import Mapping
@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 from portlab_spec.errors import UserError
 from portlab_spec.files import read_json
-from portlab_spec.models.layers import FULL, SLIDING, LayerKind, Rope, Section, Stack, find_sections
+from portlab_spec.models.layers import LayerKind, Section, Stack, find_sections
+
+Family = Literal["gemma3", "gemma4", "llama", "mistral", "qwen2", "qwen3"]
 
 
 @dataclass(frozen=True)
@@ -42,19 +44,21 @@ class Experts:
 
 @dataclass(frozen=True)
 class GemmaConfig:
-    """A Gemma text model.
+    """A text model: of Gemma, which the JAX stack computes itself, or of a family that transformers computes.
 
     Attributes:
-        family: "gemma3" or "gemma4".
+        family: whose layers these are.
         vocab_size, hidden_size, num_attention_heads, rms_norm_eps, max_position_embeddings: as in `config.json`.
         layers: the kind of each layer.
         attention_scale: factor on attention scores.
         final_softcap: logits become cap * tanh(logits / cap); None for no cap.
         per_layer: per-layer inputs, or None.
         experts: mixture of experts in every layer, or None.
+        tie_word_embeddings: the embedding is the output matrix too; otherwise `lm_head` is one of its own.
+        biases: linear layers that add a bias, by last name.
     """
 
-    family: Literal["gemma3", "gemma4"]
+    family: Family
     vocab_size: int
     hidden_size: int
     num_attention_heads: int
@@ -65,10 +69,17 @@ class GemmaConfig:
     final_softcap: float | None = None
     per_layer: PerLayerInputs | None = None
     experts: Experts | None = None
+    tie_word_embeddings: bool = True
+    biases: tuple[str, ...] = ()
+
+    @property
+    def is_gemma(self) -> bool:
+        """Is it a Gemma, or of a family that is known by its tensors alone?"""
+        return self.family in ("gemma3", "gemma4")
 
     @property
     def norm_offset(self) -> float:
-        """RMS norms multiply by offset + weight: 1 in Gemma 3, 0 in Gemma 4."""
+        """RMS norms multiply by offset + weight: 1 in Gemma 3, 0 in the others."""
         return 1.0 if self.family == "gemma3" else 0.0
 
     @property
@@ -108,14 +119,17 @@ class GemmaConfig:
         Raises:
             UserError: an unknown architecture, a missing key or a setting that is not implemented.
         """
+        from portlab_spec.models import gemma, llama  # which make configs
+
+        readers, wrappers = gemma.READERS | llama.READERS, gemma.WRAPPERS
         kind = raw.get("model_type")
-        text = raw.get("text_config") if kind in _WRAPPERS else raw
-        read = _READERS.get(_WRAPPERS.get(str(kind), str(kind)))
+        text = raw.get("text_config") if kind in wrappers else raw
+        read = readers.get(wrappers.get(str(kind), str(kind)))
         if read is None or not isinstance(text, Mapping):
             raise UserError(
                 f"the model type {kind!r} is not supported",
                 where=where,
-                fix=f"Use a Gemma 3 or Gemma 4 model ({', '.join([*_READERS, *_WRAPPERS])})",
+                fix=f"Use a model of a known type ({', '.join([*readers, *wrappers])})",
             )
         try:
             return read(text, where)
@@ -123,124 +137,6 @@ class GemmaConfig:
             raise UserError(
                 f"the key {missing} is missing", where=where, fix="Restore the model's config.json"
             ) from None
-
-
-# Multimodal type -> type of its text model. The unified type (Gemma 4 12B) has no encoders; its text model is a dense
-# Gemma 4 without per-layer inputs.
-_WRAPPERS = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "gemma4_unified": "gemma4_unified_text"}
-
-
-def _read_gemma3(raw: Mapping[str, Any], where: str) -> GemmaConfig:
-    _refuse(raw, where, "attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
-    # transformers 5 nests the RoPE settings by layer type; 4.x spreads them over three keys.
-    rope = raw.get("rope_parameters") or {}
-    full = rope.get(FULL) or {"rope_theta": raw.get("rope_theta", 1e6), **(raw.get("rope_scaling") or {})}
-    local = rope.get(SLIDING) or {"rope_theta": raw.get("rope_local_base_freq", 1e4)}
-    # Published multimodal configs leave out what equals transformers' defaults: heads, head_dim, vocabulary.
-    shape = {"head_dim": raw.get("head_dim", 256), "kv_heads": raw.get("num_key_value_heads", 4)}
-    kinds = {
-        SLIDING: LayerKind(
-            "sliding", mlp=raw["intermediate_size"], window=raw["sliding_window"], rope=_rope(local, where), **shape
-        ),
-        FULL: LayerKind("full", mlp=raw["intermediate_size"], window=None, rope=_rope(full, where), **shape),
-    }
-    return GemmaConfig(
-        family="gemma3",
-        vocab_size=raw.get("vocab_size", 262_208),
-        hidden_size=raw["hidden_size"],
-        num_attention_heads=raw.get("num_attention_heads", 8),
-        layers=tuple(kinds[kind] for kind in _layer_types(raw, where)),
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        attention_scale=float(raw.get("query_pre_attn_scalar", 256)) ** -0.5,
-        max_position_embeddings=raw.get("max_position_embeddings", 131_072),
-    )
-
-
-def _read_gemma4(raw: Mapping[str, Any], where: str) -> GemmaConfig:
-    _refuse(raw, where, "attention_bias", "use_bidirectional_attention", allowed=("vision",))
-    types = _layer_types(raw, where)
-    rope = raw.get("rope_parameters") or {
-        SLIDING: {"rope_theta": 1e4},
-        FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
-    }
-    k_eq_v = bool(raw.get("attention_k_eq_v"))
-    kv_heads = raw["num_key_value_heads"]
-    full_shape = {
-        "head_dim": raw.get("global_head_dim", 512),
-        "num_key_value_heads": (raw.get("num_global_key_value_heads") or kv_heads) if k_eq_v else kv_heads,
-    }
-    # transformers 5 writes the full layers' shapes by layer, and nothing where they are those of the others.
-    overrides = raw.get("per_layer_config") or {}
-    first_shared = len(types) - raw.get("num_kv_shared_layers", 0)
-    layers = []
-    for i, kind in enumerate(types):
-        shape = {"head_dim": raw["head_dim"], "num_key_value_heads": kv_heads}
-        if kind == FULL and "per_layer_config" not in raw:
-            shape |= full_shape
-        shape |= overrides.get(str(i)) or overrides.get(kind) or {}
-        shares = i >= first_shared
-        layers.append(
-            LayerKind(
-                "full" if kind == FULL else "sliding",
-                head_dim=shape["head_dim"],
-                kv_heads=shape["num_key_value_heads"],
-                mlp=raw["intermediate_size"] * (2 if shares and raw.get("use_double_wide_mlp") else 1),
-                window=None if kind == FULL else raw["sliding_window"],
-                rope=_rope(rope[kind], where),
-                key_is_value=k_eq_v and kind == FULL and not shares,
-                shares_kv=shares,
-            )
-        )
-    if missing := set(types) - set(types[:first_shared]):
-        raise UserError(f"every {' and '.join(missing)} layer shares keys and values that none has", where=where)
-    per_layer = raw.get("hidden_size_per_layer_input", 0 if raw["model_type"] == "gemma4_unified_text" else 256)
-    vocab = raw.get("vocab_size", 262_144)
-    return GemmaConfig(
-        family="gemma4",
-        vocab_size=vocab,
-        hidden_size=raw["hidden_size"],
-        num_attention_heads=raw["num_attention_heads"],
-        layers=tuple(layers),
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        attention_scale=1.0,
-        max_position_embeddings=raw.get("max_position_embeddings", 131_072),
-        final_softcap=raw.get("final_logit_softcapping"),
-        per_layer=PerLayerInputs(per_layer, raw.get("vocab_size_per_layer_input", vocab)) if per_layer else None,
-        experts=Experts(raw["num_experts"], raw["top_k_experts"], raw["moe_intermediate_size"])
-        if raw.get("enable_moe_block")
-        else None,
-    )
-
-
-_READERS = {"gemma3_text": _read_gemma3, "gemma4_text": _read_gemma4, "gemma4_unified_text": _read_gemma4}
-
-
-def _layer_types(raw: Mapping[str, Any], where: str) -> list[str]:
-    activation = raw.get("hidden_activation", "gelu_pytorch_tanh")
-    if activation != "gelu_pytorch_tanh":
-        raise UserError(f"hidden_activation {activation!r} is not implemented", where=where)
-    if not raw.get("tie_word_embeddings", True):
-        raise UserError("untied embeddings are not implemented", where=where)
-    layers = raw["num_hidden_layers"]
-    pattern = raw.get("sliding_window_pattern", raw.get("_sliding_window_pattern", 6))
-    types = list(raw.get("layer_types") or [FULL if (i + 1) % pattern == 0 else SLIDING for i in range(layers)])
-    if len(types) != layers or not set(types) <= {SLIDING, FULL}:
-        raise UserError(f"layer_types must name {layers} sliding or full layers", where=where)
-    return types
-
-
-def _refuse(raw: Mapping[str, Any], where: str, *keys: str, allowed: tuple[Any, ...] = ()) -> None:
-    for key in keys:
-        if raw.get(key) and raw[key] not in allowed:
-            raise UserError(f"{key}={raw[key]!r} is not implemented for {raw['model_type']}", where=where)
-
-
-def _rope(settings: Mapping[str, Any], where: str) -> Rope:
-    kind = settings.get("rope_type", "default")
-    if kind not in ("default", "linear", "proportional"):
-        raise UserError(f"rope_type {kind!r} is not implemented", where=where)
-    fraction = float(settings.get("partial_rotary_factor", 1.0)) if kind == "proportional" else 1.0
-    return Rope(float(settings["rope_theta"]), float(settings.get("factor", 1.0)), fraction)
 
 
 def config_sha256(folder: Path) -> str:

@@ -66,7 +66,7 @@ def model_size(config: GemmaConfig, leaves: Sequence[AdapterLeaf]) -> ModelSize:
     experts = config.experts
     linears = adapters = 0
     for param in param_table(config):
-        if len(param.dims) < 2 or param.name.startswith("embed_tokens"):
+        if len(param.dims) < 2 or param.name.startswith("embed_tokens") or param.name == "lm_head":
             continue
         active = experts.top_k / experts.count if experts and param.name.startswith("experts.") else 1
         linears += int(math.prod(param.shape) * param.count * active)

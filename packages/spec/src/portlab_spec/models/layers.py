@@ -1,6 +1,6 @@
-"""The layers of a Gemma model by kind, and how layers of one kind are stacked.
+"""The layers of a model by kind, and how layers of one kind are stacked.
 
-Sliding and full layers differ in their window and RoPE, in Gemma 4 in their shapes too. A kind holds all that
+Sliding and full layers of Gemma differ in their window and RoPE, in Gemma 4 in their shapes too. A kind holds all that
 decides a layer's shapes and computation. Layers of one kind are stacked on a leading axis and run as a loop, so that
 compile time does not grow with depth; a model is a short list of sections, each repeating a pattern of stacks:
 
@@ -25,11 +25,13 @@ class Rope:
         theta: base of the wavelengths.
         factor: positions are divided by it (linear scaling).
         fraction: share of the head's pairs that rotate; the others stand still (Gemma 4's proportional RoPE).
+        scaling: name of another scaling ("llama3", "yarn"), which these numbers do not describe; transformers knows it.
     """
 
     theta: float
     factor: float = 1.0
     fraction: float = 1.0
+    scaling: str | None = None
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ class Param:
     Attributes:
         name: our name; within a stack, tensors of its layers are stacked on axis 0.
         hf: Hugging Face tensor name behind the text model's prefix; `{i}` stands for the layer.
+        outside: the tensor belongs to what is built around the text model, and its name has no prefix.
         dims: of one tensor in Hugging Face orientation.
         stack: name of the stack, "" outside the layers.
         layers: the stack's layers.
@@ -60,6 +61,7 @@ class Param:
     target: bool = False
     init: Literal["normal", "norm", "one"] = "normal"
     buffer: bool = False
+    outside: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -78,6 +80,8 @@ class Param:
 
     def tensor_names(self, prefix: str) -> list[str]:
         """Names of its tensors in a safetensors file, in stacking order."""
+        if self.outside:
+            return [self.hf]
         return [prefix + self.hf.format(i=i) for i in self.layers] if self.stack else [prefix + self.hf]
 
     def modules(self, prefix: str) -> list[str]:
@@ -105,7 +109,11 @@ def param_table(config: GemmaConfig) -> tuple[Param, ...]:
         for entry in _layer(config, stack.kind):
             hf = f"layers.{{i}}.{entry.hf}"
             table.append(replace(entry, hf=hf, stack=stack.name, layers=stack.layers))
-    return (*table, _norm("norm", d))
+    table.append(_norm("norm", d))
+    if not config.tie_word_embeddings:
+        head = (Dim(config.vocab_size, "vocab"), Dim(d, "embed"))
+        table.append(Param("lm_head", "lm_head.weight", head, outside=True))
+    return tuple(table)
 
 
 def _norm(name: str, size: int) -> Param:
@@ -114,7 +122,8 @@ def _norm(name: str, size: int) -> Param:
 
 def _layer(config: GemmaConfig, kind: LayerKind) -> Iterable[Param]:
     """The tensors of a layer, named within it."""
-    gemma4, d = config.family == "gemma4", config.hidden_size
+    gemma, d = config.is_gemma, config.hidden_size
+    qk_norms = gemma or config.family == "qwen3"
     embed, ff = Dim(d, "embed"), Dim(kind.mlp, "mlp")
     heads = Dim(config.num_attention_heads * kind.head_dim, "heads", config.num_attention_heads)
     kv = Dim(kind.kv_heads * kind.head_dim, "kv_heads", kind.kv_heads)
@@ -122,30 +131,35 @@ def _layer(config: GemmaConfig, kind: LayerKind) -> Iterable[Param]:
     def norm(name: str, size: int = d) -> Param:
         return _norm(name, size)
 
-    def linear(name: str, out: Dim, into: Dim, *, target: bool = True) -> Param:
-        return Param(name, f"{name}.weight", (out, into), target=target)
+    def linear(name: str, out: Dim, into: Dim, *, target: bool = True) -> Iterable[Param]:
+        yield Param(name, f"{name}.weight", (out, into), target=target)
+        if name.rpartition(".")[2] in config.biases:
+            yield Param(f"{name}.bias", f"{name}.bias", (out,))
 
     def factor(name: str, size: int) -> Param:
         return Param(name, name, (Dim(size),), init="one")
 
     yield norm("input_layernorm")
-    yield linear("self_attn.q_proj", heads, embed)
-    yield norm("self_attn.q_norm", kind.head_dim)
+    yield from linear("self_attn.q_proj", heads, embed)
+    if qk_norms:
+        yield norm("self_attn.q_norm", kind.head_dim)
     if not kind.shares_kv:
-        yield linear("self_attn.k_proj", kv, embed)
-        yield norm("self_attn.k_norm", kind.head_dim)
+        yield from linear("self_attn.k_proj", kv, embed)
+        if qk_norms:
+            yield norm("self_attn.k_norm", kind.head_dim)
         if not kind.key_is_value:
-            yield linear("self_attn.v_proj", kv, embed)
-    yield linear("self_attn.o_proj", embed, heads)
+            yield from linear("self_attn.v_proj", kv, embed)
+    yield from linear("self_attn.o_proj", embed, heads)
     yield norm("post_attention_layernorm")
-    yield norm("pre_feedforward_layernorm")
-    yield linear("mlp.gate_proj", ff, embed)
-    yield linear("mlp.up_proj", ff, embed)
-    yield linear("mlp.down_proj", embed, ff)
+    if gemma:
+        yield norm("pre_feedforward_layernorm")
+    yield from linear("mlp.gate_proj", ff, embed)
+    yield from linear("mlp.up_proj", ff, embed)
+    yield from linear("mlp.down_proj", embed, ff)
     if config.experts:
         e = Dim(config.experts.count, "experts")
         yield norm("post_feedforward_layernorm_1")
-        yield linear("router.proj", Dim(config.experts.count), embed, target=False)
+        yield from linear("router.proj", Dim(config.experts.count), embed, target=False)
         yield factor("router.scale", d)
         yield factor("router.per_expert_scale", config.experts.count)
         yield norm("pre_feedforward_layernorm_2")
@@ -154,13 +168,14 @@ def _layer(config: GemmaConfig, kind: LayerKind) -> Iterable[Param]:
         down = (e, embed, Dim(config.experts.width))
         yield Param("experts.down_proj", "experts.down_proj", down, target=True)
         yield norm("post_feedforward_layernorm_2")
-    yield norm("post_feedforward_layernorm")
+    if gemma:
+        yield norm("post_feedforward_layernorm")
     if config.per_layer:
         p = Dim(config.per_layer.size)
-        yield linear("per_layer_input_gate", p, embed)
-        yield linear("per_layer_projection", embed, p)
+        yield from linear("per_layer_input_gate", p, embed)
+        yield from linear("per_layer_projection", embed, p)
         yield norm("post_per_layer_input_norm")
-    if gemma4:
+    if config.family == "gemma4":
         yield replace(factor("layer_scalar", 1), buffer=True)
 
 
@@ -175,7 +190,7 @@ def find_prefix(names: Iterable[str], where: str) -> str:
         if f"{prefix}embed_tokens.weight" in present:
             return prefix
     raise UserError(
-        "no tensor embed_tokens.weight of a Gemma text model",
+        "no tensor embed_tokens.weight of a text model",
         where=where,
         fix=f"Its name should start with one of {', '.join(PREFIXES)}",
     )
