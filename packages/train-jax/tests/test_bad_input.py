@@ -1,6 +1,7 @@
 """Bad input of train-jax: one clear line, the right exit code, nothing written."""
 
 import json
+import shutil
 
 import pytest
 
@@ -129,6 +130,15 @@ def test_a_kernel_of_another_device(refused, tiny_chat_folder):
 def test_rows_longer_than_the_models_positions(refused, tiny_chat_folder):
     line = refused("--model", str(tiny_chat_folder), "--max-length", "40000")
     assert "max_length 40000 is more than the 32768 positions of the model" in line
+
+
+def test_a_model_of_another_family(refused, tmp_path, tiny_chat_folder):
+    shutil.copytree(tiny_chat_folder, tmp_path / "llama")
+    config = tmp_path / "llama" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "llama"}))
+    line = refused("--model", str(tmp_path / "llama"))
+    assert "model: train-jax computes Gemma's layers itself and has none of llama" in line
+    assert "Run the recipe with train-torchax" in line
 
 
 def test_a_folder_that_is_not_a_run(capsys, tmp_path, tiny_chat_folder):

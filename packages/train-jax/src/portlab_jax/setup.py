@@ -152,8 +152,14 @@ def draw_up(
 
     Raises:
         UserError: a target that matches nothing, a mesh that does not fit the devices, an attention kernel that does
-            not run on them, rows longer than the model knows positions for.
+            not run on them, rows longer than the model knows positions for; a model that is no Gemma.
     """
+    if not config.is_gemma:
+        raise UserError(
+            f"train-jax computes Gemma's layers itself and has none of {config.family}",
+            where="model",
+            fix="Run the recipe with train-torchax, which takes transformers' model",
+        )
     if recipe.max_length > config.max_position_embeddings:
         raise UserError(
             f"max_length {recipe.max_length} is more than the {config.max_position_embeddings} positions of the model",
