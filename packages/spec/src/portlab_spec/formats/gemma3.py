@@ -12,7 +12,6 @@ ai.google.dev/gemma/docs/capabilities/function-calling; results are JSON lines i
 ai.google.dev/gemma/docs/meme-generator. How calls look: `gemma3_calls`; how they are told from text: `gemma3_scan`.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,9 +19,10 @@ from typing import Any
 
 from portlab_spec.conversation import Conversation, Message, Tool, ToolCall
 from portlab_spec.errors import UserError
+from portlab_spec.formats.call_json import write_json
+from portlab_spec.formats.call_values import CallSyntaxError, faults
 from portlab_spec.formats.gemma3_calls import Style, names_in, read_calls, write_calls
 from portlab_spec.formats.gemma3_scan import Scanner
-from portlab_spec.formats.gemma3_values import CallSyntaxError, faults
 from portlab_spec.formats.markers import FUNCTIONGEMMA as MARKERS
 from portlab_spec.formats.output import Splitter, pieces_of_ids
 from portlab_spec.formats.segments import Delta, Event, Parsed, Segment, Stream, TextTokenizer, plain
@@ -212,9 +212,7 @@ def _user_turn(messages: Sequence[tuple[int, Message]], conversation: Conversati
 
 
 def _json_line(value: Any, where: str) -> str:
-    for path, what in faults(value):
-        raise UserError(what, where=ascii(f"{where}{path}")[1:-1], fix="Mend the data")
-    return plain(json.dumps(value, ensure_ascii=False), where, REFUSED_TOKENS).text
+    return write_json(value, where, REFUSED_TOKENS)
 
 
 # ------------------------------------------------------------------------------------------------ parsing

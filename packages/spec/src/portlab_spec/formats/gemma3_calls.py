@@ -14,16 +14,8 @@ from typing import Any, Literal
 from portlab_spec.conversation import ToolCall
 from portlab_spec.errors import UserError
 from portlab_spec.formats import gemma3_python as python
-from portlab_spec.formats.gemma3_values import (
-    CallSyntaxError,
-    checked_call,
-    faults,
-    finite,
-    integer,
-    is_unicode,
-    no_number,
-)
-from portlab_spec.formats.values import MAX_DEPTH
+from portlab_spec.formats.call_json import call_of, check_call, read_json
+from portlab_spec.formats.call_values import CallSyntaxError, is_unicode
 
 Style = Literal["json", "python"]
 
@@ -47,13 +39,7 @@ def write_calls(calls: Sequence[ToolCall], style: Style, control_tokens: Sequenc
 
 
 def _check_writable(call: ToolCall, style: Style, control_tokens: Sequence[str], where: str) -> None:
-    for path, what in faults(call.arguments):
-        raise UserError(what, where=f"{where}.arguments{path}".encode(errors="replace").decode(), fix="Mend the data")
-    for path, text in (("name", call.name), *_strings(call.arguments, "arguments")):
-        for token in control_tokens:
-            if token in text:
-                what = f"the text holds the control token {token!r}, which the format cannot escape"
-                raise UserError(what, where=f"{where}.{path}", fix="Remove or rewrite it in the data")
+    check_call(call, where, control_tokens)
     if not call.name or not is_unicode(call.name):
         raise UserError("a call needs a name", where=where, fix="Name the tool")
     if style == "json":
@@ -67,18 +53,6 @@ def _check_writable(call: ToolCall, style: Style, control_tokens: Sequence[str],
             raise UserError(what, where=f"{where}.arguments", fix="Rename it, or use the format gemma3-json")
 
 
-def _strings(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield path, key
-            yield from _strings(item, f"{path}.{key}")
-    elif isinstance(value, list | tuple):
-        for i, item in enumerate(value):
-            yield from _strings(item, f"{path}[{i}]")
-
-
 # ------------------------------------------------------------------------------------------------ reading
 
 
@@ -90,7 +64,7 @@ def read_calls(text: str, style: Style) -> tuple[ToolCall, ...]:
     """
     if style == "python":
         return python.read_calls(text, loose=False)
-    return _calls_of_json(_json(text), ("parameters",))
+    return _calls_of_json(read_json(text), ("parameters",))
 
 
 def read_calls_leniently(text: str) -> tuple[ToolCall, ...] | None:
@@ -103,7 +77,7 @@ def read_calls_leniently(text: str) -> tuple[ToolCall, ...] | None:
     if text.startswith(("[", "{")):
         # JSON first: where both read a string, an escaped slash means different things to them.
         readers = [
-            lambda: _calls_of_json(_json(text), _ARGUMENT_KEYS),
+            lambda: _calls_of_json(read_json(text), _ARGUMENT_KEYS),
             lambda: _calls_of_json(python.read_value(text), _ARGUMENT_KEYS),
             *readers,
         ]
@@ -144,31 +118,4 @@ def _calls_of_json(value: Any, argument_keys: Sequence[str]) -> tuple[ToolCall, 
     objects = value if isinstance(value, list) else [value]
     if not objects:
         raise CallSyntaxError("a list without calls")
-    calls = []
-    for item in objects:
-        keys = set(item) if isinstance(item, dict) else set()
-        if not any(keys == {"name", key} for key in argument_keys):
-            raise CallSyntaxError(f"a call is an object with the keys name and {argument_keys[0]}")
-        name, arguments = item["name"], next(item[key] for key in argument_keys if key in item)
-        if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-            raise CallSyntaxError("a call's name is text and its parameters are an object")
-        calls.append(checked_call(name, arguments))
-    return tuple(calls)
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(
-            text, object_pairs_hook=_object, parse_constant=no_number, parse_float=finite, parse_int=integer
-        )
-    except RecursionError:
-        raise CallSyntaxError(f"lists and objects are nested more than {MAX_DEPTH} deep") from None
-    except json.JSONDecodeError as error:
-        raise CallSyntaxError(f"no JSON at character {error.pos}: {error.msg}") from None
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    out = dict(pairs)
-    if len(out) < len(pairs):
-        raise CallSyntaxError("a key stands twice in one object")
-    return out
+    return tuple(call_of(item, argument_keys) for item in objects)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from portlab_spec.conversation import ToolCall
-from portlab_spec.formats.gemma3_values import CallSyntaxError, checked_call, finite, integer
+from portlab_spec.formats.call_values import CallSyntaxError, checked_call, finite, integer
 from portlab_spec.formats.values import MAX_DEPTH
 
 
