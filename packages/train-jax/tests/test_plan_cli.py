@@ -18,7 +18,7 @@ from portlab_jax.planner.records import Job, Result
 from portlab_jax.planner.runs import describe_changes
 from portlab_jax.planner.search import changed
 from portlab_jax.planner.topology import VARIABLES, prepare_environment, require_compiler
-from portlab_jax.planner.workload import find_workload
+from portlab_jax.planner.workload import find_config, find_workload
 from portlab_spec import cli
 from portlab_spec.errors import CheckFailed, UserError
 from portlab_spec.hardware import parse_slice
@@ -96,6 +96,12 @@ class TestBadUsage:
     def test_rows_longer_than_the_recipe_allows_are_refused(self):
         with pytest.raises(UserError, match=r"--length: rows of 4096 tokens .* Add --max-length 4096"):
             find_workload(Recipe(max_length=1024), length=4096)
+
+    def test_a_model_of_another_family_is_refused_by_name(self, tmp_path):
+        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"} | dict.fromkeys(sizes, 4)))
+        with pytest.raises(UserError, match="model: train-jax computes Gemma's layers itself and has none of qwen3"):
+            find_config(str(tmp_path))
 
     def test_a_recipe_that_training_refuses_is_one_line(self, run, monkeypatch):
         monkeypatch.setattr("portlab_jax.planner.plan.compile_job", lambda job: Result(error="mesh: 3 of 8 devices"))

@@ -134,6 +134,20 @@ def choose_attention(
     return tuple(sorted(chosen.items()))
 
 
+def require_gemma(config: GemmaConfig) -> None:
+    """Refuse a model whose layers are not written here.
+
+    Raises:
+        UserError: it is no Gemma.
+    """
+    if not config.is_gemma:
+        raise UserError(
+            f"train-jax computes Gemma's layers itself and has none of {config.family}",
+            where="model",
+            fix="Run the recipe with train-torchax, which takes transformers' model",
+        )
+
+
 def draw_up(
     recipe: Recipe,
     config: GemmaConfig,
@@ -154,12 +168,7 @@ def draw_up(
         UserError: a target that matches nothing, a mesh that does not fit the devices, an attention kernel that does
             not run on them, rows longer than the model knows positions for; a model that is no Gemma.
     """
-    if not config.is_gemma:
-        raise UserError(
-            f"train-jax computes Gemma's layers itself and has none of {config.family}",
-            where="model",
-            fix="Run the recipe with train-torchax, which takes transformers' model",
-        )
+    require_gemma(config)
     if recipe.max_length > config.max_position_embeddings:
         raise UserError(
             f"max_length {recipe.max_length} is more than the {config.max_position_embeddings} positions of the model",

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from portlab_jax.setup import require_gemma
 from portlab_spec.assets import default_model
 from portlab_spec.data import load_dataset
 from portlab_spec.data.tokens import Row, tokenize
@@ -40,20 +41,22 @@ def find_config(model: str) -> GemmaConfig:
     """The model of a recipe: a folder's `config.json`, the default model's, or a published one shipped for planning.
 
     Raises:
-        UserError: no such folder and no published model of that name.
+        UserError: no such folder and no published model of that name; a model that is no Gemma.
     """
     if model == "default":
         model = "google/gemma-3-270m"
     if (Path(model) / "config.json").is_file():
-        return GemmaConfig.load(Path(model))
-    config = published_config(model)
-    if config is None:
+        config = GemmaConfig.load(Path(model))
+        require_gemma(config)
+        return config
+    published = published_config(model)
+    if published is None:
         raise UserError(
             f"the shape of {model!r} is not known here",
             where="model",
             fix=f"Give a folder with its config.json, or one of {', '.join(published_models())}",
         )
-    return config
+    return published
 
 
 def find_workload(recipe: Recipe, *, length: int | None = None, supervised: int | None = None) -> Workload:
