@@ -14,6 +14,7 @@ from portlab_spec.formats import Format, Parsed
 from portlab_spec.formats.gemma3 import Gemma3
 from portlab_spec.formats.gemma4 import REVISIONS, Gemma4
 from portlab_spec.formats.markers import FUNCTIONGEMMA, GEMMA4
+from portlab_spec.formats.qwen3 import REFUSED_TOKENS, Qwen3
 
 FRAGMENTS = (
     "x", "y} {z:1", '"', "'", '\\"', "{", "}", "[", "]", ",", ":", "call:f{a:1}", "\n", "\r\n", "\t", "\\", "\\n",
@@ -74,6 +75,8 @@ def taste_of(fmt: Format) -> Taste:
             free_keys=fmt.style == "json",
             is_answer=lambda text: fmt.parse_text(text + "<end_of_turn>") == Parsed(text=text, stopped=True),
         )
+    if isinstance(fmt, Qwen3):
+        return Taste(refused=REFUSED_TOKENS, free_keys=True)
     return Taste(refused=FUNCTIONGEMMA.refused, standard_names=fmt.name != "functiongemma")
 
 

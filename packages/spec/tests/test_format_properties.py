@@ -18,10 +18,13 @@ from portlab_spec.tokenizer import GEMMA4_TOKENS, Tokenizer
 from portlab_spec.tools import same_json
 
 EVERY = [*FORMATS, *(f"gemma4@{r}" for r in REVISIONS), "gemma4-31b-thinking@b446025"]
+# Those that the default model's tokenizer can encode; qwen3 has tests of its own for ids.
+GEMMA = [name for name in EVERY if name != "qwen3"]
 # The prompt of these ends in an empty thought, or opens one after a result, that the full text does not hold.
-NOT_PREFIXES = ("gemma4-31b", "gemma4-thinking", "gemma4-31b-thinking", "gemma4@4742fe8")
+NOT_PREFIXES = ("qwen3", "gemma4-31b", "gemma4-thinking", "gemma4-31b-thinking", "gemma4@4742fe8")
 
 formats = st.sampled_from(EVERY).map(find_format)
+gemma_formats = st.sampled_from(GEMMA).map(find_format)
 randoms = st.integers(0, 2**40).map(Seeded)
 Tokenizers = Callable[[Format], Tokenizer]
 
@@ -73,7 +76,7 @@ def test_parsing_what_was_rendered_gives_it_back(fmt: Format, rng: Random):
 @pytest.mark.real_model
 def test_parsing_ids_gives_it_back(tokenizers: Tokenizers):
     @settings(max_examples=600, deadline=None)
-    @given(formats, randoms)
+    @given(gemma_formats, randoms)
     def check(fmt: Format, rng: Random) -> None:
         conv = only_target(conversation(rng, taste_of(fmt)))
         encoded = encode(fmt.render(conv), tokenizers(fmt))
@@ -86,7 +89,7 @@ def test_parsing_ids_gives_it_back(tokenizers: Tokenizers):
 @pytest.mark.real_model
 def test_ids_are_those_of_the_whole_text_in_one_piece_with_one_bos(tokenizers: Tokenizers):
     @settings(max_examples=600, deadline=None)
-    @given(formats, randoms, st.booleans())
+    @given(gemma_formats, randoms, st.booleans())
     def check(fmt: Format, rng: Random, prompt: bool) -> None:
         segments = fmt.render(conversation(rng, taste_of(fmt)), generation_prompt=prompt)
         encoded = encode(segments, tokenizers(fmt))

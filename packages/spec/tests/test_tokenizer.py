@@ -273,6 +273,7 @@ def bare(tmp_path) -> Path:
     [
         ("<escape>", "google/functiongemma-270m-it or the default model"),
         ("<|tool_call>", "a Gemma 4 model"),
+        ("<|im_start|>", "a Qwen3 model"),
         ("<start_of_turn>", "a Gemma model"),
     ],
 )

@@ -1,7 +1,8 @@
-"""Text to token ids and back, for any Gemma `tokenizer.json`."""
+"""Text to token ids and back, for any `tokenizer.json`."""
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -38,20 +39,32 @@ GEMMA4_TOKENS: dict[str, int] = {
     "<turn|>": 106,
 }
 
+# Source: Qwen/Qwen3-0.6B. What the format `qwen3` is made of.
+QWEN3_TOKENS: dict[str, int] = {
+    "<|endoftext|>": 151643,
+    "<|im_start|>": 151644,
+    "<|im_end|>": 151645,
+    "<tool_call>": 151657,
+    "</tool_call>": 151658,
+    "<tool_response>": 151665,
+    "</tool_response>": 151666,
+    "<think>": 151667,
+    "</think>": 151668,
+}
+
 
 class Tokenizer:
-    """A Gemma tokenizer whose `encode` adds nothing and whose `decode` drops nothing."""
+    """A tokenizer whose `encode` adds nothing and whose `decode` drops nothing."""
 
     def __init__(self, backend: tokenizers.Tokenizer, where: str = "tokenizer") -> None:
         self.backend, self._where = backend, where
-        self.bos_id = self.token_id("<bos>")
 
     @classmethod
     def load(cls, folder: Path) -> Self:
         """Read `tokenizer.json` of a model folder.
 
         Raises:
-            UserError: missing, damaged, or not a Gemma tokenizer.
+            UserError: missing or damaged.
         """
         path = folder / TOKENIZER_FILE
         if not path.is_file():
@@ -94,6 +107,15 @@ class Tokenizer:
             return self
         return self.renamed(GEMMA4_TOKENS)
 
+    @cached_property
+    def bos_id(self) -> int:
+        """Id of `<bos>`, with which every Gemma sequence starts.
+
+        Raises:
+            UserError: the tokenizer lacks it, as Qwen's does.
+        """
+        return self.token_id("<bos>")
+
     @property
     def vocab_size(self) -> int:
         """Number of tokens, added ones included."""
@@ -122,6 +144,8 @@ class Tokenizer:
 def _who_has(token: str) -> str:
     if token in FUNCTION_TOKENS:
         return "Use google/functiongemma-270m-it or the default model, or another tool-call format"
+    if token in QWEN3_TOKENS:
+        return "Use a Qwen3 model, or another tool-call format"
     if token.startswith("<|") or token.endswith("|>"):
         return "Use a Gemma 4 model, or another tool-call format"
     return "Use a Gemma model"

@@ -7,7 +7,7 @@ carry loss follows from the segments, never from searching strings.
 import difflib
 
 from portlab_spec.errors import UserError
-from portlab_spec.formats import functiongemma, gemma3
+from portlab_spec.formats import functiongemma, gemma3, qwen3
 from portlab_spec.formats.gemma4 import REVISIONS, Gemma4
 from portlab_spec.formats.segments import Delta, Encoded, Event, Format, Parsed, Segment, Stream, encode
 
@@ -16,6 +16,7 @@ _ALL: tuple[Format, ...] = (
     gemma3.JSON,
     gemma3.PYTHON,
     *(Gemma4(large=large, thinking=thinking) for large in (False, True) for thinking in (False, True)),
+    qwen3.FORMAT,
 )
 FORMATS: dict[str, Format] = {fmt.name: fmt for fmt in _ALL}
 

@@ -20,7 +20,14 @@ from portlab_spec.conversation import Conversation, Message
 from portlab_spec.errors import UserError
 from portlab_spec.formats.declarations import DeclarationWriter
 from portlab_spec.formats.markers import FUNCTIONGEMMA as MARKERS
-from portlab_spec.formats.output import NativeStream, OutputGrammar, parse_pieces, pieces_of_ids, pieces_of_text
+from portlab_spec.formats.output import (
+    OutputGrammar,
+    OutputParser,
+    PieceStream,
+    parse_pieces,
+    pieces_of_ids,
+    pieces_of_text,
+)
 from portlab_spec.formats.segments import Parsed, Segment, TextTokenizer
 from portlab_spec.formats.turns import TurnWriter
 from portlab_spec.formats.values import NAME, ValueWriter, fixed_point
@@ -50,15 +57,15 @@ class FunctionGemma:
 
     def parse(self, ids: Sequence[int], tokenizer: TextTokenizer, *, lenient: bool = False) -> Parsed:
         """See `Format.parse`."""
-        return parse_pieces(pieces_of_ids(ids, self.control_tokens, tokenizer), _GRAMMAR, lenient=lenient)
+        return parse_pieces(pieces_of_ids(ids, self.control_tokens, tokenizer), OutputParser(_GRAMMAR, lenient=lenient))
 
     def parse_text(self, text: str, *, lenient: bool = False) -> Parsed:
         """See `Format.parse_text`."""
-        return parse_pieces(pieces_of_text(text, self.control_tokens), _GRAMMAR, lenient=lenient)
+        return parse_pieces(pieces_of_text(text, self.control_tokens), OutputParser(_GRAMMAR, lenient=lenient))
 
-    def stream(self, *, lenient: bool = False, tokenizer: TextTokenizer | None = None) -> NativeStream:
+    def stream(self, *, lenient: bool = False, tokenizer: TextTokenizer | None = None) -> PieceStream:
         """See `Format.stream`."""
-        return NativeStream(_GRAMMAR, lenient=lenient, tokenizer=tokenizer)
+        return PieceStream(OutputParser(_GRAMMAR, lenient=lenient), self.control_tokens, tokenizer)
 
 
 FORMAT = FunctionGemma()

@@ -24,8 +24,9 @@ from portlab_spec.formats.declarations import DeclarationWriter
 from portlab_spec.formats.markers import GEMMA4 as MARKERS
 from portlab_spec.formats.output import (
     THOUGHT,
-    NativeStream,
     OutputGrammar,
+    OutputParser,
+    PieceStream,
     parse_pieces,
     pieces_of_ids,
     pieces_of_text,
@@ -113,20 +114,20 @@ class Gemma4:
 
     def parse(self, ids: Sequence[int], tokenizer: TextTokenizer, *, lenient: bool = False) -> Parsed:
         """See `Format.parse`."""
-        return parse_pieces(pieces_of_ids(ids, self.control_tokens, tokenizer), self._grammar, lenient=lenient)
+        return parse_pieces(pieces_of_ids(ids, self.control_tokens, tokenizer), self._parser(lenient))
 
     def parse_text(self, text: str, *, lenient: bool = False) -> Parsed:
         """See `Format.parse_text`."""
-        return parse_pieces(pieces_of_text(text, self.control_tokens), self._grammar, lenient=lenient)
+        return parse_pieces(pieces_of_text(text, self.control_tokens), self._parser(lenient))
 
-    def stream(self, *, lenient: bool = False, tokenizer: TextTokenizer | None = None) -> NativeStream:
+    def stream(self, *, lenient: bool = False, tokenizer: TextTokenizer | None = None) -> PieceStream:
         """See `Format.stream`."""
-        return NativeStream(self._grammar, lenient=lenient, tokenizer=tokenizer)
+        return PieceStream(self._parser(lenient), self.control_tokens, tokenizer)
 
-    @property
-    def _grammar(self) -> OutputGrammar:
+    def _parser(self, lenient: bool) -> OutputParser:
         stop = MARKERS.response if REVISIONS[self.revision].open_turn else MARKERS.end_turn
-        return OutputGrammar(MARKERS, LENIENT_KEY, stop, text_before_calls=True, in_thought=self.in_thought)
+        grammar = OutputGrammar(MARKERS, LENIENT_KEY, stop, text_before_calls=True, in_thought=self.in_thought)
+        return OutputParser(grammar, lenient=lenient)
 
 
 class _Renderer:

@@ -7,6 +7,7 @@ parse of a whole output and the stream are both made of it, so they cannot diffe
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from portlab_spec.conversation import ToolCall
 from portlab_spec.formats.call_body import MalformedError, name_of, parse_body
@@ -221,12 +222,21 @@ class OutputParser:
         self._error = self._error or reason
 
 
-class NativeStream:
-    """`Stream` for the native dialects; with a tokenizer it also takes token ids."""
+class PieceParser(Protocol):
+    """What reads the pieces of an output."""
 
-    def __init__(self, grammar: OutputGrammar, *, lenient: bool, tokenizer: TextTokenizer | None = None) -> None:
-        controls = grammar.markers.structure
-        self._parser = OutputParser(grammar, lenient=lenient)
+    def push(self, text: str, *, control: bool) -> list[Event]:
+        """Take one piece, a control token or a run of plain text; what it makes certain."""
+
+    def finish(self) -> Parsed:
+        """The result, once all pieces are in."""
+
+
+class PieceStream:
+    """`Stream` over a parser of pieces; with a tokenizer it also takes token ids."""
+
+    def __init__(self, parser: PieceParser, controls: Sequence[str], tokenizer: TextTokenizer | None = None) -> None:
+        self._parser = parser
         self._splitter = Splitter(controls)
         self._tokenizer = tokenizer
         self._by_id = control_ids(controls, tokenizer) if tokenizer else {}
@@ -315,9 +325,8 @@ def control_ids(tokens: Sequence[str], tokenizer: TextTokenizer) -> dict[int, st
     return {tokenizer.token_id(token): token for token in tokens}
 
 
-def parse_pieces(pieces: Iterator[tuple[str, bool]], grammar: OutputGrammar, *, lenient: bool) -> Parsed:
+def parse_pieces(pieces: Iterable[tuple[str, bool]], parser: PieceParser) -> Parsed:
     """The parse of a whole output."""
-    parser = OutputParser(grammar, lenient=lenient)
     for text, control in pieces:
         parser.push(text, control=control)
     return parser.finish()
