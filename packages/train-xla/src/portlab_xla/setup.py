@@ -93,9 +93,16 @@ def set_up(recipe: Recipe, model: ModelFolder, token_ids: tuple[int, ...], name:
     """Open the device, load the base, put the adapter around it and move both.
 
     Raises:
-        UserError: no such device, a target that matches nothing, rows longer than the model knows positions for.
+        UserError: no such device, a target that matches nothing, rows longer than the model knows positions for, a
+            model that is no Gemma.
     """
     config = GemmaConfig.load(model.path)
+    if not config.is_gemma:
+        raise UserError(
+            f"train-xla trains Gemma alone, this is a model of the family {config.family}",
+            where="model",
+            fix="Run the recipe with train-torchax, which takes other families",
+        )
     if recipe.max_length > config.max_position_embeddings:
         raise UserError(
             f"max_length {recipe.max_length} is more than the {config.max_position_embeddings} positions of the model",
