@@ -245,6 +245,7 @@ HOSTILE = {
     "quotes": '"' * MEGABYTE,
     "quotes in a call": "[f(a=" + "\"'" * (MEGABYTE // 2),
     "backslashes": '[f(a="' + "\\" * MEGABYTE,
+    "escaped quotes": '{"name": "' + '\\"' * (MEGABYTE // 2),
     "escapes": '[f(a="' + "\\\\" * (MEGABYTE // 2) + '",',
     "spaces": " " * MEGABYTE + "x",
     "spaces in a call": "[f(" + " " * MEGABYTE,

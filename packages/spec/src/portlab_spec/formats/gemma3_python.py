@@ -36,9 +36,9 @@ def _literal(value: Any) -> str:
     return repr(value)
 
 
-# Possessive throughout: a quote or backslash that is never closed costs one pass, not one per character.
+# Possessive throughout: a quote that is never closed costs one pass, not one per character.
 _LEXEME = re.compile(
-    r"""\s*+(?:
+    r"""(?:
         (?P<string>"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+" | '[^'\\\n]*+(?:\\.[^'\\\n]*+)*+')
       | (?P<mark>[\[\](){},:=])
       | (?P<word>[^\s\[\](){},:="']++)
@@ -46,6 +46,8 @@ _LEXEME = re.compile(
     )""",
     re.VERBOSE,
 )
+_SPACE = re.compile(r"\s*+")
+_UNCLOSED = {quote: re.compile(rf"(?:[^{quote}\\\n]|\\.)*+") for quote in "\"'"}
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _LOOSE_NUMBER = re.compile(r"[+-]?(?:(?:0|[1-9][0-9]*)(\.[0-9]*)?|(\.[0-9]+))([eE][+-]?[0-9]+)?")
 _LOOSE_NAME = re.compile(r"[^\W\d][\w.-]*")
@@ -59,10 +61,21 @@ _SIMPLE = {"\\": "\\", "'": "'", '"': '"', "a": "\a", "b": "\b", "f": "\f", "n":
 def lexemes(text: str) -> Iterator[tuple[str, str]]:
     """Kind (`string` with its quotes, `mark`, `word`, or a `quote` that nothing closes) and text of each lexeme."""
     at = 0
-    while match := _LEXEME.match(text, at):
+    unclosed = {'"': 0, "'": 0}
+    while True:
+        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches anything
+        if at < unclosed.get(text[at : at + 1], 0):
+            # Where a quote is never closed, those that it skipped as escaped are not either: do not look again.
+            yield "quote", text[at]
+            at += 1
+            continue
+        if not (match := _LEXEME.match(text, at)):
+            return
         kind = match.lastgroup or ""
         yield kind, match[kind]
         at = match.end()
+        if kind == "quote":
+            unclosed[match[kind]] = _UNCLOSED[match[kind]].match(text, at).end()  # type: ignore[union-attr]
 
 
 def read_calls(text: str, *, loose: bool) -> tuple[ToolCall, ...]:
