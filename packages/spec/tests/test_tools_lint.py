@@ -390,6 +390,9 @@ def test_control_tokens_are_found_in_every_text():
     (finding,) = lint(tool(parameters), "functiongemma")
     assert (finding.code, finding.where) == ("control-token", "f.x")
     assert lint(tool(parameters), "gemma4") == lint(tool(parameters), "gemma3-json") == []
+    parameters = {"type": "object", "properties": {"x": {**TEXT, "description": "Goes into <tool_response>."}}}
+    (finding,) = lint(tool(parameters), "qwen3")
+    assert (finding.code, finding.where, finding.formats) == ("control-token", "f.x", ("qwen3",))
     (finding,) = lint(tool({"type": "object"}, description="End <end_of_turn>"), "gemma3-json")
     assert finding.where == "f"
 

@@ -1,10 +1,10 @@
-"""What Gemma's chat templates do to a tool: drop, mangle, or render it so that no parser reads the calls back.
+"""What chat templates do to a tool: drop, mangle, or render it so that no parser reads the calls back.
 
 An *error* is what the templates render wrongly, or what a format of `portlab_spec.formats` refuses for that reason;
 a *warning* is what the model is not told, or not told well. The claims about Gemma 4 are those of its five published
 templates (commits of google/gemma-4-E2B-it), and a test renders each of them. FunctionGemma's template is not
 published outside its gated repository; it is the direct ancestor of Gemma 4's first (same macros), and is held to
-that one's rules. Gemma 3 has no tool template: its formats show the model the JSON Schema itself.
+that one's rules. Gemma 3 has no tool template, and Qwen3's writes tools as JSON: both show the model the schema itself.
 """
 
 from collections import Counter
@@ -57,7 +57,7 @@ def lint(tool: Tool, format: str | None = None) -> list[Finding]:
     Args:
         tool: lowered or not; what lowering would mend is reported.
         format: name as in `portlab_spec.formats`: `functiongemma`, `gemma3-json`, `gemma3-python`, `gemma4` and its
-            variants (the latest template revision), `gemma4@COMMIT` (that revision). None: all of them.
+            variants (the latest template revision), `gemma4@COMMIT` (that revision), `qwen3`. None: all of them.
 
     Raises:
         UserError: no such format or revision.

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from portlab_spec.conversation import Tool
+from portlab_spec.formats import qwen3
 from portlab_spec.formats.declarations import STANDARD_KEYS
 from portlab_spec.formats.gemma3 import REFUSED_TOKENS
 from portlab_spec.formats.gemma4 import REVISIONS
@@ -35,8 +36,9 @@ Code = Literal[
 FUNCTIONGEMMA = "functiongemma"
 GEMMA4 = tuple(f"gemma4@{commit}" for commit in REVISIONS)
 GEMMA3 = ("gemma3-json", "gemma3-python")
+QWEN3 = ("qwen3",)
 NATIVE = (FUNCTIONGEMMA, *GEMMA4)
-ALL = (*NATIVE, *GEMMA3)
+ALL = (*NATIVE, *GEMMA3, *QWEN3)
 # Those that drop a parameter called like a key of the schema language.
 DROP_STANDARD_NAMES = (
     FUNCTIONGEMMA,
@@ -55,6 +57,7 @@ _CONTROL_TOKENS = {
     (FUNCTIONGEMMA,): FUNCTIONGEMMA_MARKERS.refused,
     GEMMA4: GEMMA4_MARKERS.refused,
     GEMMA3: REFUSED_TOKENS,
+    QWEN3: qwen3.REFUSED_TOKENS,
 }
 
 
