@@ -30,8 +30,8 @@ PYTHON = "3.12"
 # Files of tests side by side; those of one file share what they prepare.
 WORKERS = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "loadfile")
 PACKAGES = ("packages/spec", "packages/train-jax", "packages/merge-ckpt")
-ALL_PACKAGES = (*PACKAGES, "packages/train-xla")
-TORCH_PACKAGES = ("packages/spec", "packages/train-xla", "packages/merge-ckpt")
+ALL_PACKAGES = (*PACKAGES, "packages/hf", "packages/train-xla")
+TORCH_PACKAGES = ("packages/spec", "packages/hf", "packages/train-xla", "packages/merge-ckpt")
 CODE = ("packages", "bench", "tests", "noxfile.py", "accelerator.py")
 
 
@@ -330,7 +330,7 @@ def lock(session: nox.Session) -> None:
             *(arg for extra in environment.extras for arg in ("--extra", extra)),
             *(("--constraint", f"requirements/{environment.like}.txt") if environment.like else ()),
             *(("--override", str(overrides)) if environment.overrides else ()),
-            "--no-emit-package", "portlab-spec",
+            "--no-emit-package", "portlab-spec", "--no-emit-package", "portlab-hf",
             *(f"{package}/pyproject.toml" for package in environment.packages), str(source),
             "--output-file", f"requirements/{name}.txt",
         )  # fmt: skip

@@ -23,12 +23,12 @@ from parity_runs import TOKEN_IDS, Run, metrics, run_in_torch
 from toy_gemmas import CASES, gemma3, randomize
 from xla_runs import save_tokenizer
 
+from portlab_hf.adapter_files import adapter_tensors, write_adapter
+from portlab_hf.model import add_adapter, load_base, trained_parameters
 from portlab_jax.optim import make_optimizer as make_jax_optimizer
 from portlab_spec.assets import ModelFolder
 from portlab_spec.models import GemmaConfig
 from portlab_spec.recipe import Optimizer, Recipe
-from portlab_xla.checkpoint import adapter_tensors, write_adapter
-from portlab_xla.model import add_adapter, load_base, trained_parameters
 from portlab_xla.optim import make_optimizer, make_scheduler
 
 STEPS = 20

@@ -1,4 +1,4 @@
-"""Who may import whom: spec nobody, everyone else only spec. And what must stay light."""
+"""Who may import whom: spec nobody, everyone else spec, PyTorch's trainers portlab_hf too. And what must stay light."""
 
 import ast
 import subprocess
@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {p.name: p.parent.parent for p in ROOT.glob("packages/*/src/portlab_*")}
 # verify --logits runs models: the one module that may import them, and that nothing imports at the top.
 OPTIONAL = {"portlab_merge": ("logits.py",)}
+SHARED = {"portlab_xla": {"portlab_spec", "portlab_hf"}, "portlab_torchax": {"portlab_spec", "portlab_hf"}}
 HEAVY = ("jax", "torch", "transformers", "orbax", "flax")
 
 
@@ -26,14 +27,13 @@ def imported(folder: Path, without: tuple[str, ...] = ()) -> set[str]:
 
 
 def test_the_packages_are_found():
-    assert {"portlab_spec", "portlab_jax", "portlab_merge", "portlab_xla"} <= set(PACKAGES)
+    assert {"portlab_spec", "portlab_hf", "portlab_jax", "portlab_merge", "portlab_xla"} <= set(PACKAGES)
 
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))
-def test_packages_meet_only_in_spec(package):
-    others = set(PACKAGES) - {package, "portlab_spec"}
-    if package == "portlab_spec":
-        others = set(PACKAGES) - {package}
+def test_packages_meet_only_in_what_they_share(package):
+    shared = set() if package == "portlab_spec" else SHARED.get(package, {"portlab_spec"})
+    others = set(PACKAGES) - {package} - shared
     assert not imported(PACKAGES[package] / "src") & others
 
 
@@ -62,6 +62,10 @@ def loaded_after(statement: str) -> set[str]:
 )
 def test_nothing_heavy_is_loaded(statement):
     assert not loaded_after(statement) & set(HEAVY)
+
+
+def test_the_shared_pytorch_part_knows_no_device():
+    assert not imported(PACKAGES["portlab_hf"] / "src") & {"jax", "torch_xla", "torchax"}
 
 
 def test_every_package_says_what_it_is_for():

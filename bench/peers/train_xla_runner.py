@@ -67,8 +67,8 @@ def train(job: Job, arguments: argparse.Namespace, measured: Measured) -> dict[s
     import torch
     from transformers import TrainerCallback
 
-    from portlab_xla.checkpoint import load_adapter
-    from portlab_xla.model import module_prefix, trained_parameters
+    from portlab_hf.adapter_files import load_adapter
+    from portlab_hf.model import module_prefix, trained_parameters
     from portlab_xla.optim import make_optimizer, make_scheduler
     from portlab_xla.setup import set_up
     from portlab_xla.trainer import PlannedSFTTrainer, StepBatches

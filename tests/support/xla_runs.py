@@ -159,8 +159,8 @@ class Lab:
         from portlab_xla.steps import train
 
         class Interrupting(Checkpoints):
-            def save(self, model: Any, optimizer: Any, step: int, log: Any) -> None:
-                super().save(model, optimizer, step, log)
+            def save_step(self, model: Any, optimizer: Any, step: int, log: Any) -> None:
+                super().save_step(model, optimizer, step, log)
                 if step == stop_after:
                     raise Interrupted
 

@@ -12,13 +12,13 @@ import torch
 from toy_gemmas import CASES, randomize
 from toy_rows import branching_rows
 
+from portlab_hf.model import add_adapter, load_base, trained_parameters
 from portlab_spec.assets import ModelFolder
 from portlab_spec.models import GemmaConfig
 from portlab_spec.packing import Packing, pack_batch, plan
 from portlab_spec.recipe import Mesh, Recipe
 from portlab_xla.devices.plain import PlainDevice
 from portlab_xla.inputs import MicroBatch, micro_batches
-from portlab_xla.model import add_adapter, load_base, trained_parameters
 
 TOKEN_IDS = (3, 5)
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -5,9 +5,9 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from toy_gemmas import CASES
 
+from portlab_hf.model import decoder_layers, trained_parameters
+from portlab_hf.recompute import recompute_layers
 from portlab_xla.loss import batch_sums
-from portlab_xla.model import decoder_layers, trained_parameters
-from portlab_xla.recompute import recompute_layers
 
 
 def by_position(function, *args, **_):

@@ -6,9 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from portlab_hf.masks import attention_masks
 from portlab_spec.data.tokens import Row
 from portlab_spec.packing import Packing, pack_batch, plan
-from portlab_xla.inputs import attention_masks, micro_batches
+from portlab_xla.inputs import micro_batches
 
 short_ids = st.lists(st.integers(1, 3), min_size=2, max_size=7)
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 from toy_gemmas import CASES
 
-from portlab_xla.experts import use_dense_experts
+from portlab_hf.experts import use_dense_experts
+from portlab_hf.model import trained_parameters
 from portlab_xla.loss import Sums, batch_sums
-from portlab_xla.model import trained_parameters
 
 TOLERANCE = 2e-5  # of the largest entry of a gradient; the loss is held to a tenth of it
 

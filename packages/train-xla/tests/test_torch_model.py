@@ -4,10 +4,10 @@ import pytest
 import torch
 from toy_gemmas import CASES
 
+from portlab_hf.adapter_files import peft_name
+from portlab_hf.model import PEFT_PREFIX, parameter_specs, softcap, trained_parameters
 from portlab_spec.mesh import param_spec
 from portlab_spec.models import param_table
-from portlab_xla.checkpoint import peft_name
-from portlab_xla.model import PEFT_PREFIX, parameter_specs, softcap, trained_parameters
 
 MESH = {"data": 1, "fsdp": 2, "tp": 2}
 

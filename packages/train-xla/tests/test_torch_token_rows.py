@@ -7,7 +7,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from toy_gemmas import CASES, VOCAB, randomize
 
-from portlab_xla.token_rows import use_rows_alone
+from portlab_hf.token_rows import use_rows_alone
 
 IDS = [3, 7, VOCAB - 1]
 

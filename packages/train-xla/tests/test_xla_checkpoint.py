@@ -9,8 +9,8 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from xla_runs import Interrupted, Lab, saved_steps
 
+from portlab_hf.model import load_base, trained_parameters
 from portlab_spec.errors import UserError
-from portlab_xla.model import load_base, trained_parameters
 
 FILES = ["adapter_config.json", "adapter_model.safetensors", "optimizer.safetensors", "state.json"]
 

@@ -138,7 +138,7 @@ def test_a_damaged_checkpoint_is_one_line(whole, call, tmp_path):
 
 
 def test_an_adapter_that_does_not_verify_is_a_failed_check(call, lab, tmp_path, monkeypatch):
-    monkeypatch.setattr("portlab_xla.export.TOLERANCE", {torch.float32: -1.0})
+    monkeypatch.setattr("portlab_hf.export.TOLERANCE", {torch.float32: -1.0})
     code, _, error = call(*lab.arguments(tmp_path / "run", steps=3))
     assert code == 1
     assert "logits of the exported adapter differ by" in error

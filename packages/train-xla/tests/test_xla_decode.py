@@ -12,8 +12,8 @@ import torch
 import xla_decoding
 from xla_runs import environment
 
+from portlab_hf.model import load_base
 from portlab_xla.decode import WIDTHS, Decoder
-from portlab_xla.model import load_base
 
 VOCAB, NEW = 96, 8
 NOTHING = 9999  # a stop token that never comes

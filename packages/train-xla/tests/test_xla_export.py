@@ -14,10 +14,11 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from xla_runs import VOCAB, Interrupted, Lab, report
 
+from portlab_hf.adapter_files import adapter_tensors, write_adapter
+from portlab_hf.export import TOP_K, export_adapter, verify_adapter
+from portlab_hf.model import load_base, trained_parameters
 from portlab_spec.errors import CheckFailed
-from portlab_xla.checkpoint import adapter_tensors, write_adapter
-from portlab_xla.export import TOP_K, export_adapter, probe, verify_adapter
-from portlab_xla.model import load_base, trained_parameters
+from portlab_xla.export import probe
 
 LORA = {"rank": 4, "alpha": 6, "targets": ["q_proj", "v_proj", "down_proj"], "rank_pattern": {"v_proj": 2}}
 
@@ -38,7 +39,7 @@ def exported(lab, trained):
     """The folder of its adapter, and the golden logits."""
     setup, _ = trained
     found = probe(setup, lab.rows(setup.recipe)[0])
-    export_adapter(setup, lab.folder / "adapter", {"format": "test"}, found, "card")
+    export_adapter(setup.adapted, lab.folder / "adapter", {"format": "test"}, found, "card")
     return lab.folder / "adapter", found
 
 
@@ -117,7 +118,7 @@ def test_an_older_export_is_replaced_whole(trained, exported, tmp_path):
     folder = tmp_path / "adapter"
     folder.mkdir()
     (folder / "left-over.txt").write_text("old")
-    export_adapter(trained[0], folder, {}, exported[1], "card")
+    export_adapter(trained[0].adapted, folder, {}, exported[1], "card")
     names = ["README.md", "adapter_config.json", "adapter_model.safetensors", "portlab.json"]
     assert sorted(path.name for path in folder.iterdir()) == names
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]

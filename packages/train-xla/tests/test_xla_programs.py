@@ -7,8 +7,8 @@ import pytest
 from parity_runs import Run, metrics, run_in_torch
 from xla_runs import save_tokenizer
 
+from portlab_hf.model import parameter_specs
 from portlab_spec.models import GemmaConfig
-from portlab_xla.model import parameter_specs
 
 STEPS = 50
 MESH = {"data": 1, "fsdp": 2, "tp": 2}

@@ -1,6 +1,7 @@
 """The report of a training run, the same from every trainer."""
 
 import importlib.metadata
+import math
 import platform
 import resource
 import sys
@@ -23,11 +24,21 @@ METRIC_ORDER = (
 
 
 class Evaluation(Record):
-    """Metrics of one model on one split."""
+    """Metrics of one model on one split.
+
+    Attributes:
+        loss: mean cross-entropy over the supervised tokens of the split, in nats; None where it was not measured.
+    """
 
     split: str
     examples: int
     metrics: dict[str, Metric]
+    loss: float | None = None
+
+    @property
+    def perplexity(self) -> float | None:
+        """The exponential of the loss."""
+        return None if self.loss is None else math.exp(self.loss)
 
 
 class Seconds(Record):

@@ -13,9 +13,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from portlab_hf.model import head_logits, text_model
 from portlab_spec.data.tokens import common_prefix
-from portlab_xla.loss import head_logits
-from portlab_xla.model import text_model
 from portlab_xla.setup import Setup
 
 WIDTHS = 32  # prompt widths are multiples of it: one compilation serves many questions

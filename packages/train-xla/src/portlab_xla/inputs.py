@@ -1,4 +1,4 @@
-"""Packed batches as tensors, and the masks that make packed rows mean what their examples mean."""
+"""Packed batches as tensors."""
 
 from typing import NamedTuple
 
@@ -40,29 +40,3 @@ def micro_batches(batch: Batch) -> list[Tensors]:
         tensors = [torch.from_numpy(np.array(array)) for array in (*arrays, weights, total)]
         parts.append(dict(zip(MicroBatch._fields, tensors, strict=True)))
     return parts
-
-
-def visible(ends: torch.Tensor, positions: torch.Tensor, window: int | None) -> torch.Tensor:
-    """Bool (rows, 1, T, T): token i sees token j, for every head alike.
-
-    Every token sees itself, padding too: a softmax over nothing is not a number.
-
-    Args:
-        ends: int64 (rows, T), one past the last token that may see this one; 0 at padding.
-        positions: int64 (rows, T).
-        window: only j with positions[i] - positions[j] < window are seen.
-    """
-    index = torch.arange(ends.shape[-1], device=ends.device)
-    i, j = index[:, None], index[None, :]
-    mask = (j <= i) & (i < ends[:, None, :])
-    if window is not None:
-        mask = mask & (positions[:, :, None] - positions[:, None, :] < window)
-    return (mask | (i == j))[:, None]
-
-
-def attention_masks(ends: torch.Tensor, positions: torch.Tensor, window: int | None) -> dict[str, torch.Tensor]:
-    """The mask of each kind of layer, as transformers' Gemmas take them ready-made."""
-    masks = {"full_attention": visible(ends, positions, None)}
-    if window is not None:
-        masks["sliding_attention"] = visible(ends, positions, window)
-    return masks

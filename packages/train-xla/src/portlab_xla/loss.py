@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from portlab_hf.masks import attention_masks, for_model
+from portlab_hf.model import head_logits, text_model
 from portlab_spec.models import GemmaConfig
-from portlab_xla.inputs import MicroBatch, attention_masks
-from portlab_xla.model import softcap, text_model
+from portlab_xla.inputs import MicroBatch
 
 Checkpoint = Callable[..., Any]
 
@@ -36,19 +37,12 @@ def supervised_hidden(base: Any, config: GemmaConfig, batch: MicroBatch) -> torc
     output = text_model(base)(
         input_ids=batch.input_ids,
         position_ids=batch.positions,
-        attention_mask=attention_masks(batch.ends, batch.positions, config.window),
+        attention_mask=for_model(base, attention_masks(batch.ends, batch.positions, config.window)),
         use_cache=False,
     )
     hidden = output.last_hidden_state
     hidden = hidden.reshape(batch.slots.shape[0], -1, hidden.shape[-1])
     return hidden.gather(1, batch.slots[..., None].expand(-1, -1, hidden.shape[-1]))
-
-
-def head_logits(base: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """Logits in float32, (..., V)."""
-    logits = base.lm_head(hidden).float()
-    bound = softcap(base)
-    return logits if bound is None else bound * torch.tanh(logits / bound)
 
 
 def batch_sums(

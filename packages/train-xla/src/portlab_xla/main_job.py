@@ -15,6 +15,8 @@ from typing import Any
 
 import transformers
 
+from portlab_hf.export import export_adapter, model_card, verify_adapter
+from portlab_hf.model import module_prefix, trained_parameters
 from portlab_spec.assets import resolve_model
 from portlab_spec.files import require_free_space, write_json
 from portlab_spec.mesh import replications
@@ -27,7 +29,7 @@ from portlab_spec.report import Report, Seconds, peak_rss_bytes, versions
 from portlab_spec.run import charts
 from portlab_spec.run.data import RunData, RunRows, control_token_ids, load_run_data, tokenize_run
 from portlab_spec.run.evaluate import Answers, evaluate, stop_ids
-from portlab_spec.run.export import require_merge_ckpt
+from portlab_spec.run.export import export_merged, require_merge_ckpt
 from portlab_spec.run.folder import STAMP, run_folder, write_stamp
 from portlab_spec.run.metadata import planned_metadata
 from portlab_spec.run.outcome import Outcome, telling_example, training_line
@@ -37,8 +39,7 @@ from portlab_spec.tokenizer import Tokenizer
 from portlab_xla.checkpoint import Checkpoints
 from portlab_xla.decode import Decoder
 from portlab_xla.devices import Name
-from portlab_xla.export import export_adapter, export_merged, model_card, probe, verify_adapter
-from portlab_xla.model import module_prefix, trained_parameters
+from portlab_xla.export import probe
 from portlab_xla.setup import Setup, batch_line, dtype_of, set_up
 from portlab_xla.steps import Say, Trained, train
 from portlab_xla.support import require_supported
@@ -208,8 +209,15 @@ def _export(
 ) -> dict[str, str]:
     adapter, merged, base = folder / "adapter", folder / "merged", setup.model.path
     golden = probe(setup, rows.train[0])
-    card = model_card(setup, after.evaluation, versions(*LIBRARIES))
-    export_adapter(setup, adapter, metadata, golden, card)
+    card = model_card(
+        setup.recipe,
+        setup.model.id,
+        setup.device.describe(),
+        after.evaluation,
+        versions(*LIBRARIES),
+        trainer="TRL",
+    )
+    export_adapter(setup.adapted, adapter, metadata, golden, card, setup.device.to_host)
     worst = verify_adapter(base, adapter, golden, dtype_of(setup.recipe, setup.device))
     say(f"exported {adapter}: plain PEFT computes the same logits, largest difference {worst:.2g}")
     export_merged(base, adapter, merged)

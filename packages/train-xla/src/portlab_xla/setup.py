@@ -11,6 +11,11 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
+from portlab_hf.adapter_files import start_from
+from portlab_hf.experts import use_dense_experts
+from portlab_hf.model import add_adapter, decoder_layers, load_base, parameter_specs
+from portlab_hf.recompute import recompute_layers
+from portlab_hf.token_rows import use_rows_alone
 from portlab_spec.assets import ModelFolder
 from portlab_spec.data.tokens import Row
 from portlab_spec.errors import UserError
@@ -19,14 +24,9 @@ from portlab_spec.models.flops import ModelSize, model_size
 from portlab_spec.models.targets import plan_adapter
 from portlab_spec.packing import Packing, Plan, plan
 from portlab_spec.recipe import Recipe
-from portlab_xla.checkpoint import start_from
 from portlab_xla.devices import Name, open_device
 from portlab_xla.devices.device import Device
-from portlab_xla.experts import use_dense_experts
-from portlab_xla.model import add_adapter, decoder_layers, load_base, parameter_specs
-from portlab_xla.recompute import recompute_layers
 from portlab_xla.support import require_supported_adapter
-from portlab_xla.token_rows import use_rows_alone
 
 # Attention here writes its mask and scores out, T x T for each packed row: longer rows cost more than they save.
 MAX_ROW_LENGTH = 2048

@@ -11,17 +11,18 @@ import numpy as np
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from portlab_hf.model import trained_parameters
 from portlab_spec.data.tokens import Row
 from portlab_spec.packing import BatchOrder, Plan, pack_batch
 from portlab_spec.progress import bar
 from portlab_spec.run.monitor import Throughput, count_work, patience_is_over
 from portlab_spec.run.signals import Preemption
 from portlab_spec.run.trackers import open_trackers
+from portlab_spec.run.train_log import TrainLog, best_step
 from portlab_spec.schedule import learning_rates
-from portlab_xla.checkpoint import Checkpoints, TrainLog, best_step
+from portlab_xla.checkpoint import Checkpoints
 from portlab_xla.inputs import MicroBatch, micro_batches
 from portlab_xla.loss import batch_sums
-from portlab_xla.model import trained_parameters
 from portlab_xla.optim import make_optimizer, make_scheduler
 from portlab_xla.setup import Setup
 from portlab_xla.trainer import PlannedSFTTrainer, StepBatches
@@ -178,7 +179,7 @@ class Steps(TrainerCallback):
     def _save(self, done: int) -> None:
         self.log.losses = list(self.step_log.losses)
         self.log.seconds = self._earlier + time.perf_counter() - self._started
-        self.checkpoints.save(self.setup.adapted, self.optimizer, done, self.log)
+        self.checkpoints.save_step(self.setup.adapted, self.optimizer, done, self.log)
 
 
 def train(

@@ -57,10 +57,10 @@ class CountingCheckpoints(Checkpoints):
     def begin_step(self) -> None:
         self.before = reads() if self.before is None else self.before
 
-    def save(self, *args: Any) -> None:
+    def save_step(self, *args: Any) -> None:
         if self.reads is None:
             self.reads = reads() - (self.before or 0)
-        super().save(*args)
+        super().save_step(*args)
 
 
 def reads() -> int:

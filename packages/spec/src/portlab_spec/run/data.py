@@ -34,10 +34,12 @@ class RunRows:
 
     Attributes:
         train: to train on.
-        monitored: whose loss is measured; none if the recipe measures none.
+        held_out: whose answers are scored, and whose loss is measured with them.
+        monitored: whose loss is measured while training; none if the recipe measures none.
     """
 
     train: list[Row]
+    held_out: list[Row]
     monitored: list[Row]
 
 
@@ -67,10 +69,11 @@ def tokenize_run(recipe: Recipe, data: RunData, tokenizer: Tokenizer) -> RunRows
             training.
     """
     train = tokenize(data.train, data.fmt, tokenizer, recipe.max_length, policy=recipe.too_long)
-    tokenize(data.held_out, data.fmt, tokenizer, recipe.max_length)
+    held_out = tokenize(data.held_out, data.fmt, tokenizer, recipe.max_length)
     if not recipe.eval_every:
-        return RunRows(train, [])
-    return RunRows(train, tokenize(data.monitored, data.fmt, tokenizer, recipe.max_length, policy=recipe.too_long))
+        return RunRows(train, held_out, [])
+    monitored = tokenize(data.monitored, data.fmt, tokenizer, recipe.max_length, policy=recipe.too_long)
+    return RunRows(train, held_out, monitored)
 
 
 def control_token_ids(recipe: Recipe, fmt: Format, tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -45,6 +45,9 @@ def _table(report: Report) -> Table:
             continue
         cells = (f"{m.value:.1%} ({m.hits}/{m.count})" for m in (before, after))
         table.add_row(name, *cells, f"{after.low:.1%} to {after.high:.1%}")
+    if report.before.loss is not None and report.after.loss is not None:
+        table.add_row("loss", f"{report.before.loss:.4f}", f"{report.after.loss:.4f}", "")
+        table.add_row("perplexity", f"{report.before.perplexity:.4g}", f"{report.after.perplexity:.4g}", "")
     return table
 
 

@@ -1,9 +1,15 @@
 """Exports by merge-ckpt, which no trainer imports: it runs in a process of its own."""
 
 import importlib.util
+import shutil
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from portlab_spec.data.tokens import Row
 from portlab_spec.errors import CheckFailed, UserError
 from portlab_spec.progress import bar
 
@@ -33,3 +39,30 @@ def run_merge_ckpt(command: str, *arguments: str) -> None:
         lines = done.stderr.strip().splitlines() or [f"ended with exit code {done.returncode}"]
         kind = CheckFailed if done.returncode == CheckFailed.exit_code else UserError
         raise kind(lines[-1].removeprefix("merge-ckpt: error: "), where=f"merge-ckpt {command}")
+
+
+def export_merged(base: Path, adapter: Path, merged: Path) -> None:
+    """Merge the adapter into the base with merge-ckpt, and verify the result against both."""
+    common = ("--base", str(base), "--ckpt", str(adapter))
+    fresh = merged.with_name(f"{merged.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    run_merge_ckpt("merge", *common, "--out", str(fresh))
+    shutil.rmtree(merged, ignore_errors=True)
+    fresh.rename(merged)
+    run_merge_ckpt("verify", *common, "--merged", str(merged))
+
+
+def golden_logits(row: Row, topk_ids: np.ndarray, topk_logits: np.ndarray) -> dict[str, Any]:
+    """Logits of a row at its supervised tokens, for merge-ckpt and others to verify an export by.
+
+    Args:
+        row: of the data.
+        topk_ids: integers (S, K), the likeliest tokens at each of the S tokens that predict a supervised one, in order.
+        topk_logits: float (S, K), theirs.
+    """
+    return {
+        "token_ids": [int(i) for i in row.ids],
+        "positions": [i - 1 for i, held in enumerate(row.loss) if held],
+        "topk_ids": topk_ids.tolist(),
+        "topk_logits": [[round(float(v), 6) for v in line] for line in topk_logits],
+    }

@@ -7,14 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from portlab_hf.adapter_files import Tensors, on_host
 from portlab_spec.mesh import Spec
-
-Tensors = dict[str, torch.Tensor]
-
-
-def on_host(tensors: Tensors) -> Tensors:
-    """Copies of whole tensors on the CPU."""
-    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
 
 
 class Device(ABC):

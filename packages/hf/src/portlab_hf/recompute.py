@@ -1,8 +1,9 @@
 """Gradient checkpointing: layers whose insides are computed again in the backward pass.
 
 transformers hands every layer to a function of PyTorch's that torch_xla cannot run; torch_xla's own takes part in the
-gradient of positional tensors alone. What layers of Gemma 4 E2B and E4B share, keys and values that a later layer
-reads from a dictionary, would silently get no gradient. Here it goes in and comes out by position.
+gradient of positional tensors alone, and JAX lets no tensor out by another way. What layers of Gemma 4 E2B and E4B
+share, keys and values that a later layer reads from a dictionary, would silently get no gradient. Here it goes in and
+comes out by position.
 """
 
 from collections.abc import Callable
@@ -13,23 +14,25 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import KVSharingDict
 
-from portlab_xla.model import decoder_layers
+from portlab_hf.model import decoder_layers
 
 SHARED = "shared_kv_states"
 
 
-def recompute_layers(base: PreTrainedModel, checkpoint: Callable[..., Any]) -> None:
+def recompute_layers(base: PreTrainedModel, checkpoint: Callable[..., Any], *, reentrant: bool = True) -> None:
     """Have every decoder layer computed again in the backward pass.
 
     Args:
         base: the model, adapter included.
         checkpoint: of the device.
+        reentrant: whether it differentiates a layer only if an input of it needs a gradient.
     """
     layers: list[Any] = list(decoder_layers(base))
     for layer in layers:
         layer.gradient_checkpointing = True
         layer._gradient_checkpointing_func = partial(_layer, checkpoint)
-    base.enable_input_require_grads()  # with no trained input, a layer would not be differentiated at all
+    if reentrant:
+        base.enable_input_require_grads()
 
 
 def _layer(checkpoint: Callable[..., Any], forward: "partial[torch.Tensor]", *args: Any) -> torch.Tensor:

@@ -21,14 +21,25 @@ _LORA = re.compile(r"(.+)\.lora_(A|B)\.default\.weight")
 _ROWS = re.compile(r"(.+)\.trainable_tokens_delta\.default")
 
 
-def load_base(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """Read a Gemma from safetensors onto the CPU, for causal language modelling."""
+def load_base(folder: Path, dtype: torch.dtype, *, attention: str = "sdpa") -> PreTrainedModel:
+    """Read a model from safetensors onto the CPU, for causal language modelling.
+
+    Args:
+        folder: of the model.
+        dtype: of its weights.
+        attention: transformers' name of an implementation.
+    """
     base = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation="sdpa", use_safetensors=True, local_files_only=True
+        folder, dtype=dtype, attn_implementation=attention, use_safetensors=True, local_files_only=True
     )
     # A cache would be filled in training too, and Gemma's sliding one slices out of bounds on XLA.
     base.config.use_cache = False
     return base
+
+
+def base_of(model: Any) -> Any:
+    """transformers' model, adapter included: what PEFT put its own around, or the model itself."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
 def text_model(base: PreTrainedModel) -> nn.Module:
@@ -140,5 +151,12 @@ def _dims(name: str, table: Mapping[str, Sequence[Dim]]) -> Sequence[Dim] | None
 
 def softcap(base: PreTrainedModel) -> float | None:
     """Bound of the logits, which are squashed by tanh; None without one."""
-    found: Any = base.config.get_text_config().final_logit_softcapping
+    found: Any = getattr(base.config.get_text_config(), "final_logit_softcapping", None)
     return found
+
+
+def head_logits(base: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """Logits in float32, (..., V)."""
+    logits = base.lm_head(hidden).float()
+    bound = softcap(base)
+    return logits if bound is None else bound * torch.tanh(logits / bound)

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 ADAPTER = "default"
+INDEX = "trained_token_index"
 
 
 def use_rows_alone(model: PeftModel) -> None:
@@ -22,12 +23,14 @@ def use_rows_alone(model: PeftModel) -> None:
     for module in list(model.modules()):
         if isinstance(module, TrainableTokensLayer):
             rows = module.trainable_tokens_delta[ADAPTER]
+            # A buffer goes where the model goes, also to where it is a value of a function.
             index = torch.tensor(module.token_indices[ADAPTER], device=rows.device)
-            module.forward = partial(_forward, module, index)  # type: ignore[method-assign]
+            module.register_buffer(INDEX, index, persistent=False)
+            module.forward = partial(_forward, module)  # type: ignore[method-assign]
 
 
-def _forward(layer: TrainableTokensLayer, index: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-    base, rows = layer.get_base_layer(), layer.trainable_tokens_delta[ADAPTER]
+def _forward(layer: TrainableTokensLayer, inputs: torch.Tensor) -> torch.Tensor:
+    base, rows, index = layer.get_base_layer(), layer.trainable_tokens_delta[ADAPTER], getattr(layer, INDEX)
     output: torch.Tensor = base(inputs)
     if isinstance(base, nn.Embedding):
         return _looked_up(output, inputs, rows, index, getattr(base, "embed_scale", None))

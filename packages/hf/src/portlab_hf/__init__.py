@@ -1,0 +1,1 @@
+"""transformers' models with PEFT's adapters, as every trainer that is written in PyTorch has them."""
