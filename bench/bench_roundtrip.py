@@ -6,7 +6,7 @@
 
 Each conversation is drawn from its own seed with every construct and hostile text. Its last message is parsed from
 the text that carries loss; one in eight also streamed in random pieces, one in sixteen also from the real tokenizer's
-ids, whole and streamed. Formats take turns. Two worker processes.
+ids (Qwen3's from one of single characters), whole and streamed. Formats take turns. Two worker processes.
 """
 
 import argparse
@@ -27,16 +27,19 @@ from portlab_spec.files import read_json
 from portlab_spec.formats import Format, Parsed, encode, find_format
 from portlab_spec.formats.functiongemma import FunctionGemma
 from portlab_spec.formats.gemma4 import REVISIONS, Gemma4
+from portlab_spec.formats.qwen3 import Qwen3
+from portlab_spec.formats.segments import TextTokenizer
 from portlab_spec.tokenizer import GEMMA4_TOKENS, Tokenizer
 from result_file import RESULTS, write_result
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+from char_tokenizer import CharTokenizer
 from random_conversations import conversation, taste_of
 
 RESULT = RESULTS / "bench_roundtrip.json"
 FORMATS = (  # an odd number, so that the slower checks meet each
     *("functiongemma",) * 5,
-    *("gemma3-json", "gemma3-python") * 2,
+    *("gemma3-json", "gemma3-python", "qwen3") * 2,
     *(
         f"gemma4{size}{thinking}@{commit}"
         for commit in REVISIONS
@@ -50,8 +53,10 @@ THOUGHT = "<|channel>thought\n"
 
 
 @cache
-def tokenizer(family: str) -> Tokenizer:
-    """The default model's tokenizer, with the names of a format's control tokens."""
+def tokenizer(family: str) -> TextTokenizer:
+    """The default model's tokenizer, with the names of a format's control tokens; a stand-in for another model's."""
+    if family == "qwen3":
+        return CharTokenizer(find_format(family).control_tokens)
     own = Tokenizer.load(default_model().path)
     return own.renamed(GEMMA4_TOKENS) if family == "gemma4" else own
 
@@ -87,7 +92,7 @@ def check(seed: int, name: str, *, ids: bool = True) -> list[str]:
         real = tokenizer(name.partition("@")[0].partition("-")[0])
         tokens = encode(answer, real).ids
         parses["ids"] = fmt.parse(tokens, real)
-        if isinstance(fmt, Gemma4 | FunctionGemma):
+        if isinstance(fmt, Gemma4 | FunctionGemma | Qwen3):
             of_ids = fmt.stream(tokenizer=real)
             for group in cut(tokens, rng):
                 of_ids.feed_ids(group)

@@ -15,8 +15,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from random_conversations import Seeded, conversation, taste_of
 
 from portlab_spec.conversation import Conversation, Message, Tool, ToolCall
+from portlab_spec.data import load_dataset
 from portlab_spec.errors import UserError
 from portlab_spec.formats import encode, find_format
+from portlab_spec.formats.grammar import lark_grammar
 from portlab_spec.formats.qwen3 import FORMAT, REFUSED_TOKENS
 from portlab_spec.tokenizer import Tokenizer
 from portlab_spec.tools import same_json
@@ -193,7 +195,9 @@ def test_ids_are_those_of_the_whole_text_in_one_piece(rng: Random, prompt: bool)
 @given(randoms)
 def test_the_learnt_ids_of_the_last_answer_parse_back(rng: Random):
     conv = conversation(rng, taste_of(FORMAT))
-    conv = conv.model_copy(update={"messages": (*conv.messages[:-1], conv.target.model_copy(update={"supervised": 1}))})
+    conv = conv.model_copy(
+        update={"messages": (*conv.messages[:-1], conv.target.model_copy(update={"supervised": True}))}
+    )
     encoded = encode(FORMAT.render(conv), tokenizer())
     prompt = encode(FORMAT.render(conv.prompt, generation_prompt=True), tokenizer()).ids
     assert encoded.ids[: len(prompt)] == prompt
@@ -248,6 +252,18 @@ def test_a_value_that_does_not_come_back_is_refused_by_its_path(value):
     conv = Conversation.model_construct(id="c", tools=(), messages=(ASK, message))
     with pytest.raises(UserError, match=r"tool_calls\[0\].arguments.a\[0\]: "):
         FORMAT.render(conv)
+
+
+def test_there_is_no_grammar_and_it_is_said():
+    with pytest.raises(UserError, match="there is no grammar for qwen3"):
+        lark_grammar([WEATHER], FORMAT)
+
+
+def test_the_documented_example_is_what_is_rendered():
+    page = (Path(__file__).parents[3] / "docs" / "formats.md").read_text(encoding="utf-8")
+    shown = page.partition("--format qwen3 | tail -n 15\n")[2].partition("```")[0]
+    row = next(row for row in load_dataset("fitness-213") if row.id == "steps-01")
+    assert "\n".join((text_of(row) + "\n").split("\n")[-16:]) == shown
 
 
 def test_the_format_is_found_by_its_name_and_adds_no_token():
