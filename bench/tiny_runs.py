@@ -18,13 +18,14 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from portlab_jax.checkpoint import Checkpoints, TrainLog
+from portlab_jax.checkpoint import Checkpoints
 from portlab_jax.step import TrainState
 from portlab_spec.assets import ModelFolder
 from portlab_spec.models import GemmaConfig, find_prefix, plan_adapter
 from portlab_spec.recipe import Lora, Recipe
 from portlab_spec.report import versions
 from portlab_spec.run.metadata import run_metadata
+from portlab_spec.run.train_log import TrainLog
 from portlab_spec.safetensors_file import model_files
 from portlab_spec.safetensors_header import read_header
 

@@ -110,8 +110,7 @@ def train(run: Run, device: str) -> dict[str, Any]:
         trained = steps.train(setup, rows, monitored, checkpoints, order, folder=folder, say=said.append)
     return {
         "evals": trained.log.evals,
-        "graphs": trained.planned_graphs,
-        "graphs_after_warm_up": trained.unplanned_graphs,
+        **trained.device,
         "layouts": len(trained.plan.layouts),
         "mesh": dict(setup.device.shape),
         "said": said,

@@ -20,9 +20,10 @@ from toy_rows import plain_rows, tool_rows
 from portlab_jax import distributed
 from portlab_jax.checkpoint import Checkpoints
 from portlab_jax.setup import initial_state, set_up
-from portlab_jax.trainer import Trained, train
+from portlab_jax.trainer import TrainedLeaves, train
 from portlab_spec.assets import ModelFolder
 from portlab_spec.models import GemmaConfig, param_table
+from portlab_spec.packing import BatchOrder
 from portlab_spec.recipe import Recipe
 
 TOKEN_IDS = (3, 5)
@@ -73,26 +74,28 @@ class Run:
     plain: bool = False
     monitored: int = 0
 
-    def __call__(self) -> Trained:
+    def __call__(self) -> TrainedLeaves:
         """Train."""
         recipe = Recipe.model_validate(SETTINGS | self.changes)
         token_ids = TOKEN_IDS if recipe.method == "lora" else ()
         setup = set_up(recipe, ModelFolder(Path(self.model), "tiny", None), token_ids)
         folder = Path(self.folder)
         folder.mkdir(parents=True, exist_ok=True)
+        rows = plain_rows() if self.plain else tool_rows()
+        order = BatchOrder(rows, recipe.batch_size, recipe.steps, recipe.seed, group_by_prefix=recipe.group_by_prefix)
         options = {"keep": recipe.keep, "keep_best": recipe.keep_best}
         with jax.set_mesh(setup.mesh.mesh), Checkpoints(folder / "checkpoints", **options) as checkpoints:
             return train(
                 setup,
                 initial_state(setup),
-                plain_rows() if self.plain else tool_rows(),
+                order,
                 checkpoints,
                 monitored=tool_rows(self.monitored, seed=1),
                 folder=folder,
             )
 
 
-def result(trained: Trained) -> dict[str, Any]:
+def result(trained: TrainedLeaves) -> dict[str, Any]:
     """What can be told to another process."""
     return {
         "losses": trained.log.losses,

@@ -31,8 +31,8 @@ from portlab_spec.run.folder import STAMP, write_stamp
 from portlab_spec.tokenizer import FUNCTION_TOKENS, Tokenizer
 
 if TYPE_CHECKING:
+    from portlab_spec.run.job import Trained
     from portlab_xla.setup import Setup
-    from portlab_xla.steps import Trained
 
 BYTES = 238  # id of the byte 0 in Gemma's vocabulary
 VOCAB = 640
@@ -154,7 +154,7 @@ class Lab:
         """
         from portlab_spec.run.data import load_run_data, tokenize_run
         from portlab_xla.checkpoint import Checkpoints
-        from portlab_xla.main_job import BACKEND, describe_run
+        from portlab_xla.session import BACKEND, describe_run
         from portlab_xla.setup import set_up
         from portlab_xla.steps import train
 

@@ -13,6 +13,7 @@ from portlab_jax.trainer import train
 from portlab_spec.assets import ModelFolder
 from portlab_spec.data.tokens import Row
 from portlab_spec.files import write_json
+from portlab_spec.packing import BatchOrder
 from portlab_spec.recipe import Recipe
 
 STEPS, SAVE_EVERY = 400, 3
@@ -41,8 +42,9 @@ def main(model: Path, folder: Path) -> None:
         "optimizer": {"learning_rate": 1e-3},
     }
     setup = set_up(Recipe.model_validate(settings), ModelFolder(model, "tiny", None), ())
+    order = BatchOrder(make_rows(), setup.recipe.batch_size, STEPS, setup.recipe.seed)
     with jax.set_mesh(setup.mesh.mesh), Checkpoints(folder / "checkpoints") as checkpoints:
-        trained = train(setup, initial_state(setup), make_rows(), checkpoints, folder=folder)
+        trained = train(setup, initial_state(setup), order, checkpoints, folder=folder)
     write_json(folder / "losses.json", trained.log.losses)
 
 

@@ -12,7 +12,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from portlab_jax.adapter_init import load_adapter
-from portlab_jax.checkpoint import Checkpoints, TrainLog
+from portlab_jax.checkpoint import Checkpoints
 from portlab_jax.lora import init_adapter
 from portlab_jax.step import TrainState
 from portlab_spec.assets import ModelFolder
@@ -20,6 +20,7 @@ from portlab_spec.errors import UserError
 from portlab_spec.models import plan_adapter
 from portlab_spec.recipe import Lora, Recipe
 from portlab_spec.run.metadata import run_metadata
+from portlab_spec.run.train_log import TrainLog
 
 LORA = Lora(rank=4, alpha=12.0, targets=("q_proj", "v_proj", "mlp.up_proj"))
 EXPERTS = ("experts.gate_up_proj", "experts.down_proj")

@@ -9,13 +9,14 @@ import numpy as np
 import optax
 import pytest
 
-from portlab_jax.checkpoint import Checkpoints, TrainLog
+from portlab_jax.checkpoint import Checkpoints
 from portlab_jax.leaf_digests import leaf_digests
 from portlab_merge.contract import parse_metadata
 from portlab_spec.assets import ModelFolder
 from portlab_spec.errors import UserError
 from portlab_spec.recipe import Lora, Recipe
 from portlab_spec.run.metadata import run_metadata
+from portlab_spec.run.train_log import TrainLog
 
 
 class State(NamedTuple):

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 import jax, jax.numpy as jnp, optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from portlab_jax.checkpoint import Checkpoints, TrainLog
+from portlab_jax.checkpoint import Checkpoints
+from portlab_spec.run.train_log import TrainLog
 from portlab_jax.optim import make_optimizer
 from portlab_jax.leaf_digests import leaf_digests
 from portlab_spec.run.metadata import FORMATS

@@ -13,9 +13,10 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 
-from portlab_jax.checkpoint import Checkpoints, TrainLog
+from portlab_jax.checkpoint import Checkpoints
 from portlab_spec.errors import CheckFailed, UserError
 from portlab_spec.run.metadata import FORMATS
+from portlab_spec.run.train_log import TrainLog
 
 
 class State(NamedTuple):

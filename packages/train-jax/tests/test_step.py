@@ -21,7 +21,7 @@ from portlab_jax.lora import AdapterOptions, init_adapter
 from portlab_jax.mesh import MeshPlan
 from portlab_jax.setup import Setup, initial_state, set_up
 from portlab_jax.step import StepOptions, TrainState, batch_sums, gradients
-from portlab_jax.trainer import Trained, require_gradients, train
+from portlab_jax.trainer import TrainedLeaves, require_gradients, train
 from portlab_jax.weights import load_params
 from portlab_spec.assets import ModelFolder
 from portlab_spec.data.tokens import Row
@@ -60,8 +60,9 @@ def set_up_run(model, changes=None):
 def train_from(setup, state, folder, rows=None, **more):
     recipe = setup.recipe
     folder.mkdir(exist_ok=True)
+    order = BatchOrder(rows or tool_rows(), recipe.batch_size, recipe.steps, recipe.seed)
     with Checkpoints(folder / "checkpoints", keep=recipe.keep, keep_best=recipe.keep_best) as checkpoints:
-        return train(setup, state, rows or tool_rows(), checkpoints, folder=folder, **more)
+        return train(setup, state, order, checkpoints, folder=folder, **more)
 
 
 # --- a run that overfits: its monitored loss soon rises
@@ -72,7 +73,7 @@ class Finished(NamedTuple):
 
     setup: Setup
     initial: TrainState
-    trained: Trained
+    trained: TrainedLeaves
     folder: Path
     xla_compilations: Counter
     said: list[str]

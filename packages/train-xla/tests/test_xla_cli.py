@@ -141,7 +141,7 @@ def test_an_adapter_that_does_not_verify_is_a_failed_check(call, lab, tmp_path, 
     monkeypatch.setattr("portlab_hf.export.TOLERANCE", {torch.float32: -1.0})
     code, _, error = call(*lab.arguments(tmp_path / "run", steps=3))
     assert code == 1
-    assert "logits of the exported adapter differ by" in error
+    assert "logits of what was exported differ by" in error
     assert error.count("\n") == 1
 
 

@@ -32,33 +32,12 @@ from portlab_jax.step import TrainState
 from portlab_spec.errors import CheckFailed, UserError
 from portlab_spec.files import read_json, sha256_json
 from portlab_spec.run.metadata import require_same_run
+from portlab_spec.run.train_log import TrainLog
 
 STEP_METADATA = "_CHECKPOINT_METADATA"
 ITEMS = {"adapter": "_METADATA", "state": "_METADATA", "log": "metadata", "data": "metadata"}  # and a file of each
 
 _log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainLog:
-    """What a run has seen so far.
-
-    Attributes:
-        losses: of every step from the first.
-        seconds: spent on these steps, over all the processes that took part.
-        evals: (steps taken, monitored loss) of every evaluation.
-    """
-
-    losses: list[float]
-    seconds: float
-    evals: list[tuple[int, float]] = dataclasses.field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"loss": self.losses, "seconds": self.seconds, "evals": [list(pair) for pair in self.evals]}
-
-    @staticmethod
-    def from_json(value: dict[str, Any]) -> "TrainLog":
-        return TrainLog(list(value["loss"]), value["seconds"], [(step, loss) for step, loss in value["evals"]])
 
 
 class Best(NamedTuple):

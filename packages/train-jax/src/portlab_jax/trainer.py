@@ -1,8 +1,8 @@
-"""The training loop: batches in, trained leaves out, a checkpoint every so often, resumable at any of them."""
+"""The training of a run: batches in, trained leaves out, a checkpoint every so often, resumable at any of them."""
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from portlab_jax import TRAINER
 from portlab_jax.batches import PackedBatches, Step
-from portlab_jax.checkpoint import Checkpoints, TrainLog
+from portlab_jax.checkpoint import Checkpoints
 from portlab_jax.compiled import Compiled
 from portlab_jax.distributed import is_main, stop_agreement
 from portlab_jax.loss import head_logits
@@ -24,70 +24,38 @@ from portlab_spec.errors import CheckFailed
 from portlab_spec.packing import Batch, BatchOrder, Layout, Plan, pack_batch
 from portlab_spec.progress import bar
 from portlab_spec.report import versions
+from portlab_spec.run.job import Say, Trained
+from portlab_spec.run.loop import Launched, Numbers, run_steps
 from portlab_spec.run.metadata import planned_metadata
-from portlab_spec.run.monitor import Throughput, Work, count_work, patience_is_over, require_finite
+from portlab_spec.run.monitor import Throughput, Work, count_work
 from portlab_spec.run.signals import Preemption
 from portlab_spec.run.trackers import open_trackers
-from portlab_spec.schedule import learning_rates
+from portlab_spec.run.train_log import TrainLog
 
 LIBRARIES = ("jax", "jaxlib", "optax", "orbax-checkpoint", "numpy", f"portlab-{TRAINER}")
 
 PROBE_TOP_K = 8
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What training gave.
+@dataclass(frozen=True, kw_only=True)
+class TrainedLeaves(Trained):
+    """What training gave, leaves included.
 
     Attributes:
-        adapter: final leaves, or those of the best checkpoint if the recipe keeps it.
-        step: the step they are from.
-        log: losses, evaluations and seconds of the whole run, resumed steps included.
-        fresh_steps: steps taken in this process.
-        fresh_seconds: and what they took, compilation and saving included.
-        plan: the static shapes of the batches.
-        supervised_tokens: over the whole run.
-        rates: throughput of this process without compilation, see `Throughput`.
+        adapter: leaves of `step`.
         compilations: of the step, in this process.
     """
 
     adapter: Any
-    step: int
-    log: TrainLog
-    fresh_steps: int
-    fresh_seconds: float
-    plan: Plan
-    supervised_tokens: int
-    rates: dict[str, float]
     compilations: int
 
 
 class Prepared(NamedTuple):
-    """A step on its way: its rows and layout, its batch on the devices, and what it computes."""
+    """A step to take: its rows and layout, its batch on the devices, and what it computes."""
 
     step: Step
     arrays: Batch
     work: Work
-
-
-class Steps:
-    """The compiled steps of a run, one for each layout."""
-
-    def __init__(self, setup: Setup, state: TrainState) -> None:
-        self._setup = setup
-        self._state = abstract(state)
-        self._by_layout: dict[Layout, Compiled] = {}
-
-    def __call__(self, layout: Layout) -> Compiled:
-        """The step for a layout."""
-        if layout not in self._by_layout:
-            self._by_layout[layout] = Compiled(jit_step(self._setup, self._state, layout), "the training step")
-        return self._by_layout[layout]
-
-    @property
-    def compilations(self) -> int:
-        """How often a step was compiled."""
-        return sum(step.count for step in self._by_layout.values())
 
 
 class MonitoredLoss:
@@ -97,7 +65,7 @@ class MonitoredLoss:
         size = setup.recipe.batch_size // setup.recipe.accumulate
         batches = [rows[i : i + size] for i in range(0, len(rows), size)]
         plan = setup.plan(batches)
-        self._frozen = setup.frozen
+        self.rows, self._frozen = rows, setup.frozen
         self._batches = [setup.mesh.put_rows(pack_batch(b, plan.layout(i)), axis=1) for i, b in enumerate(batches)]
         layout = plan.layouts[0]
         self._evaluate = Compiled(jax.jit(make_evaluation(setup.for_layout(layout), layout)), "the monitored loss")
@@ -108,47 +76,99 @@ class MonitoredLoss:
         return sum(float(nll) for nll, _ in sums) / sum(float(tokens) for _, tokens in sums)
 
 
-@dataclass
-class Progress:
-    """What the loop has seen; metrics are read one step late, so that the devices never wait for the host."""
+class TrainingSteps:
+    """The steps of a run on its devices, as `portlab_spec.run.loop.Steps`; compiled once for each layout.
 
-    learning_rates: np.ndarray
-    losses: list[float]
-    throughput: Throughput
-    track: Callable[[int, dict[str, float]], None]
-    pending: tuple[Prepared, StepMetrics, bool] | None = None
-    since: float = field(default_factory=time.perf_counter)
+    Args:
+        setup: the run.
+        state: that the next step starts from; donated to it.
+        batches: of the steps that are left.
+        plan: their static shapes.
+        checkpoints: of the run.
+        metadata: of every checkpoint; a probe of the first row is added.
+        monitored: rows whose loss is measured.
+        say: takes a line for the user.
 
-    def push(self, prepared: Prepared, metrics: StepMetrics, *, compiled: bool) -> None:
-        """Take a step's metrics in, and read those of the step before."""
-        self.flush()
-        self.pending = prepared, metrics, compiled
+    Attributes:
+        state: as the latest step left it.
+    """
 
-    def flush(self) -> None:
-        """Wait for the latest step and record it.
+    def __init__(
+        self,
+        setup: Setup,
+        state: TrainState,
+        batches: "PackedBatches[Prepared]",
+        plan: Plan,
+        checkpoints: Checkpoints,
+        metadata: dict[str, Any],
+        probed: Row,
+        monitored: Sequence[Row],
+        say: Say,
+    ) -> None:
+        self.state = state
+        self._setup, self._batches, self._plan, self._say = setup, batches, plan, say
+        self._checkpoints, self._metadata, self._probed = checkpoints, metadata, probed
+        self._monitored = monitored
+        self._abstract = abstract(state)
+        self._by_layout: dict[Layout, Compiled] = {}
+        self._next: tuple[Prepared, Compiled, bool]
 
-        Raises:
-            CheckFailed: its loss or gradient is not finite, or a leaf gets no gradient.
-        """
-        if self.pending is None:
-            return
-        (prepared, metrics, compiled), self.pending = self.pending, None
-        step, number = prepared.step, prepared.step.number + 1
-        loss, grad_norm = float(metrics.loss), float(metrics.grad_norm)
-        now = time.perf_counter()
-        self.throughput.add(prepared.work, now - self.since, compiled=compiled)
-        self.since = now
-        require_finite(loss, grad_norm, number, [row.id for row in step.rows])
-        if number == 1:
-            require_gradients(metrics.leaf_norms)
-        self.losses.append(loss)
-        values = {"loss": loss, "grad_norm": grad_norm, "token_accuracy": float(metrics.accuracy)}
-        values["learning_rate"] = float(self.learning_rates[step.number])
-        self.track(number, values | self.throughput.rates())
+    @property
+    def compilations(self) -> int:
+        """How often a step was compiled."""
+        return sum(step.count for step in self._by_layout.values())
 
-    def pause(self) -> None:
-        """Leave the time until now out of the throughput."""
-        self.since = time.perf_counter()
+    def prepare(self, step: int) -> bool:
+        """Wait for the step's batch, and compile its program if the layout is new."""
+        prepared = next(self._batches)
+        layout = prepared.step.layout
+        if fresh := layout not in self._by_layout:
+            self._by_layout[layout] = run = Compiled(jit_step(self._setup, self._abstract, layout), "the training step")
+            run.prepare(self.state, self._setup.frozen, prepared.arrays)
+            self._say(compile_line(run, layout, self._plan))
+        self._next = prepared, self._by_layout[layout], fresh
+        return fresh
+
+    def launch(self, step: int) -> Launched:
+        """Take the step that was prepared."""
+        prepared, run, fresh = self._next
+        self.state, metrics = run(self.state, self._setup.frozen, prepared.arrays)
+        rows = [row.id for row in prepared.step.rows]
+        return Launched(rows, prepared.work, fresh, functools.partial(read_numbers, metrics, first=step == 0))
+
+    def measure(self) -> float:
+        """The monitored loss."""
+        return self._loss(self.state.adapter)
+
+    def save(self, done: int, log: TrainLog, monitored: float | None) -> None:
+        """Save the state, with golden logits of it; the write goes on in the background."""
+        extra = {"probe": probe(self._setup, self.state.adapter, self._probed)}
+        where = self._batches.get_state()
+        self._checkpoints.save(self.state, log, self._metadata | extra, data=where, monitored=monitored)
+
+    def wait(self) -> None:
+        """Return once all saves are on disk."""
+        self._checkpoints.wait()
+
+    @functools.cached_property
+    def _loss(self) -> MonitoredLoss:
+        return MonitoredLoss(self._setup, self._monitored)
+
+
+def read_numbers(metrics: StepMetrics, *, first: bool) -> Numbers:
+    """Wait for a step's numbers.
+
+    Args:
+        metrics: of the step.
+        first: is it the run's first? Then every trained leaf must have got a gradient.
+
+    Raises:
+        CheckFailed: one has not.
+    """
+    found = Numbers(float(metrics.loss), float(metrics.grad_norm), float(metrics.accuracy))
+    if first:
+        require_gradients(metrics.leaf_norms)
+    return found
 
 
 def require_gradients(leaf_norms: dict[str, Any]) -> None:
@@ -171,19 +191,19 @@ def require_gradients(leaf_norms: dict[str, Any]) -> None:
 def train(
     setup: Setup,
     state: TrainState,
-    rows: Sequence[Row],
+    order: BatchOrder,
     checkpoints: Checkpoints,
     *,
     monitored: Sequence[Row] = (),
     folder: Path,
-    say: Callable[[str], None] = lambda line: None,
-) -> Trained:
+    say: Say = lambda line: None,
+) -> TrainedLeaves:
     """Train, from the newest checkpoint if there is one. Call it under the run's mesh.
 
     Args:
         setup: the run.
         state: step 0; donated.
-        rows: what to train on.
+        order: rows of every step.
         checkpoints: of the run.
         monitored: rows whose loss is measured every `eval_every` steps.
         folder: the run's, for metrics and profiles.
@@ -195,90 +215,50 @@ def train(
         Preempted: asked to leave; the step is saved.
     """
     recipe = setup.recipe
-    order = BatchOrder(rows, recipe.batch_size, recipe.steps, recipe.seed, group_by_prefix=recipe.group_by_prefix)
     plan = setup.plan(order, accumulate=recipe.accumulate, max_shapes=recipe.max_shapes)
 
     def prepare(step: Step) -> Prepared:
         work = count_work(setup.config, setup.size, step.rows, step.batch, method=recipe.method)
         return Prepared(step, setup.mesh.put_rows(step.batch, axis=1), work)
 
-    batches = PackedBatches(order, plan, prepare)
-    metadata = describe_run(setup, order)
-    steps = Steps(setup, state)
-    trained_log, first = TrainLog([], 0.0), 0
+    batches, metadata, log = PackedBatches(order, plan, prepare), describe_run(setup, order), TrainLog()
     if restored := checkpoints.resume(state, metadata):
-        state, trained_log, first = restored.state, restored.log, restored.step
+        state, log = restored.state, restored.log
         batches.set_state(restored.data)
-    evals, earlier = list(trained_log.evals), trained_log.seconds
-    loss_of = MonitoredLoss(setup, monitored) if recipe.eval_every else None
-    config = recipe.model_dump(mode="json")
-    started = time.perf_counter()
-    done = first
+    first = len(log.losses)
+    steps = TrainingSteps(setup, state, batches, plan, checkpoints, metadata, order.rows[0], monitored, say)
+    throughput = Throughput(jax.device_count(), jax.devices()[0].device_kind)
+    described: dict[str, Any] = {"name": recipe.name, "config": recipe.model_dump(mode="json"), "trainer": TRAINER}
     with (
-        open_trackers(
-            recipe.trackers,
-            folder,
-            step=first,
-            name=recipe.name,
-            config=config,
-            trainer=TRAINER,
-            leads=is_main(),
-        ) as trackers,
+        open_trackers(recipe.trackers, folder, step=first, leads=is_main(), **described) as trackers,
         Profiler(recipe.profile, folder / "profile") as profiler,
         Preemption(stop_agreement()) as preemption,
         bar("train", recipe.steps) as advance,
     ):
-        throughput = Throughput(jax.device_count(), jax.devices()[0].device_kind)
-        planned = learning_rates(recipe.optimizer, recipe.steps)
-        progress = Progress(planned, list(trained_log.losses), throughput, trackers.log)
-
-        def save(monitored_loss: float | None) -> None:
-            logged = TrainLog(list(progress.losses), earlier + time.perf_counter() - started, list(evals))
-            extra = {"probe": probe(setup, state.adapter, rows[0])}
-            where = batches.get_state()
-            checkpoints.save(state, logged, metadata | extra, data=where, monitored=monitored_loss)
-
-        for number in range(first, recipe.steps):
-            if patience_is_over(evals, recipe.patience):
-                break
-            prepared = next(batches)
-            layout = prepared.step.layout
-            run = steps(layout)
-            fresh = not run.count
-            if fresh:
-                run.prepare(state, setup.frozen, prepared.arrays)
-                say(compile_line(run, layout, plan))
-                progress.pause()
-            with profiler.step(number + 1):
-                state, metrics = run(state, setup.frozen, prepared.arrays)
-                progress.push(prepared, metrics, compiled=fresh)
-            done = number + 1
-            last, stop = done == recipe.steps, preemption.due(done)
-            measure = loss_of is not None and (done % recipe.eval_every == 0 or last)
-            advance(done, f"loss {progress.losses[-1]:.4f}" if progress.losses else "")
-            if not (measure or stop or last or done % recipe.save_every == 0):
-                continue
-            progress.flush()
-            monitored_loss = None
-            if measure and loss_of is not None:
-                monitored_loss = loss_of(state.adapter)
-                evals.append((done, monitored_loss))
-                trackers.log(done, {"monitored_loss": monitored_loss})
-            over = patience_is_over(evals, recipe.patience)
-            if (measure and recipe.keep_best) or stop or last or over or done % recipe.save_every == 0:
-                save(monitored_loss)
-            progress.pause()
-            if stop and not last:
-                checkpoints.wait()
-                raise preemption.leave(done)
-        seconds = time.perf_counter() - started
-        rates = progress.throughput.rates()
-        final = TrainLog(progress.losses, earlier + seconds, evals)
-    at = done
-    if recipe.keep_best and (best := checkpoints.best) and best.step != done:
+        ended = run_steps(
+            recipe,
+            steps,
+            log,
+            throughput,
+            track=trackers.log,
+            preemption=preemption,
+            advance=advance,
+            around=profiler.step,
+        )
+    state, at = steps.state, ended.done
+    if recipe.keep_best and (best := checkpoints.best) and best.step != at:
         state, at = checkpoints.restore(best.step, state).state, best.step
-    supervised = sum(sum(row.loss) for batch in order[:done] for row in batch)
-    return Trained(state.adapter, at, final, done - first, seconds, plan, supervised, rates, steps.compilations)
+    return TrainedLeaves(
+        step=at,
+        log=ended.log,
+        fresh_steps=ended.done - first,
+        fresh_seconds=ended.seconds,
+        plan=plan,
+        supervised_tokens=sum(sum(row.loss) for batch in order[: ended.done] for row in batch),
+        rates=throughput.rates(),
+        adapter=state.adapter,
+        compilations=steps.compilations,
+    )
 
 
 def compile_line(step: Compiled, layout: Layout, plan: Plan) -> str:

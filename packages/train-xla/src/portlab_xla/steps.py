@@ -15,6 +15,7 @@ from portlab_hf.model import trained_parameters
 from portlab_spec.data.tokens import Row
 from portlab_spec.packing import BatchOrder, Plan, pack_batch
 from portlab_spec.progress import bar
+from portlab_spec.run.job import Say, Trained
 from portlab_spec.run.monitor import Throughput, count_work, patience_is_over
 from portlab_spec.run.signals import Preemption
 from portlab_spec.run.trackers import open_trackers
@@ -27,35 +28,6 @@ from portlab_xla.optim import make_optimizer, make_scheduler
 from portlab_xla.setup import Setup
 from portlab_xla.trainer import PlannedSFTTrainer, StepBatches
 from portlab_xla.watch import CompileBudget, StepInfo, StepLog
-
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What training gave; the adapter of `step` is in the model.
-
-    Attributes:
-        step: whose adapter it is.
-        log: losses, measurements and seconds of the whole run.
-        fresh_steps: steps taken in this process.
-        fresh_seconds: and what they took.
-        plan: static shapes of the batches.
-        supervised_tokens: over the whole run.
-        rates: throughput without compilation.
-        planned_graphs: compiled in the first steps of each shape, or to measure and save.
-        unplanned_graphs: compiled later; 0 unless something is wrong.
-    """
-
-    step: int
-    log: TrainLog
-    fresh_steps: int
-    fresh_seconds: float
-    plan: Plan
-    supervised_tokens: int
-    rates: dict[str, float]
-    planned_graphs: int
-    unplanned_graphs: int
 
 
 class MonitoredLoss:
@@ -194,6 +166,10 @@ def train(
 ) -> Trained:
     """Train, from the newest checkpoint if there is one.
 
+    Returns:
+        What training gave, and of the device how many graphs were compiled: `graphs` in the first steps of each shape,
+        or to measure and save; `graphs_after_warm_up` later, 0 unless something is wrong.
+
     Raises:
         CheckFailed: the loss is no number.
         UserError: a checkpoint of another run.
@@ -250,6 +226,5 @@ def train(
         plan=plan,
         supervised_tokens=sum(sum(row.loss) for batch in order[:done] for row in batch),
         rates=throughput.rates(),
-        planned_graphs=budget.planned,
-        unplanned_graphs=budget.unplanned,
+        device={"graphs": budget.planned, "graphs_after_warm_up": budget.unplanned},
     )

@@ -20,10 +20,11 @@ from portlab_spec.assets import ModelFolder
 from portlab_spec.data.tokens import Row
 from portlab_spec.packing import BatchOrder
 from portlab_spec.recipe import Lora, Recipe
+from portlab_spec.run.job import Trained
 from portlab_xla.checkpoint import Checkpoints
-from portlab_xla.main_job import describe_run
+from portlab_xla.session import describe_run
 from portlab_xla.setup import Setup, set_up
-from portlab_xla.steps import MonitoredLoss, Trained, train
+from portlab_xla.steps import MonitoredLoss, train
 
 FOLDER = Path(tempfile.mkdtemp())
 LENGTHS = (20, 21, 22, 23, 24, 8)  # each new; the last is shorter than the sliding window
@@ -100,7 +101,7 @@ def ties_and_names() -> dict[str, Any]:
 def graphs_and_reads() -> dict[str, Any]:
     """Of six steps over six lengths, with recomputation; and reads of the first three, at whose end numbers are due."""
     _, found, checkpoints = gemma3_run()
-    counted = {"planned": found.planned_graphs, "unplanned": found.unplanned_graphs}
+    counted = {"planned": found.device["graphs"], "unplanned": found.device["graphs_after_warm_up"]}
     return {"steps": found.step, **counted, "reads_of_three_steps": checkpoints.reads}
 
 
@@ -143,7 +144,7 @@ def resumed_run() -> dict[str, Any]:
 def gemma4_trains() -> dict[str, Any]:
     setup = set_up(recipe(steps=3, lora=Lora(rank=4, targets=("q_proj", "v_proj"))), model_folder(gemma4()), (), "xla")
     found, _ = run(setup, FOLDER / "gemma4")
-    return {"steps": found.step, "adapted": len(setup.leaves), "unplanned": found.unplanned_graphs}
+    return {"steps": found.step, "adapted": len(setup.leaves), "unplanned": found.device["graphs_after_warm_up"]}
 
 
 if __name__ == "__main__":

@@ -92,12 +92,15 @@ class Backend(NamedTuple):
         trainer: its command, "train-xla" say.
         libraries: whose versions are reported.
         open: a session from the recipe, its model, and the rows of the embedding to train.
+        leads: this process is the one that prints and writes. Others of the same run do what computes, and nothing
+            else.
     """
 
     name: str
     trainer: str
     libraries: tuple[str, ...]
     open: Callable[[Recipe, ModelFolder, tuple[int, ...]], Session]
+    leads: bool = True
 
 
 def run_job(recipe: Recipe, out: Path | None, backend: Backend, say: Say) -> Outcome:
@@ -114,9 +117,12 @@ def run_job(recipe: Recipe, out: Path | None, backend: Backend, say: Say) -> Out
         CheckFailed: the export does not verify.
         Preempted: asked to leave while training; the same command goes on.
     """
+    if not backend.leads:
+        say = _silent
     started = time.perf_counter()
     require_trackers(recipe.trackers, backend.trainer)
-    require_merge_ckpt()
+    if recipe.method == "lora":
+        require_merge_ckpt()
     data = load_run_data(recipe)
     with bar("prepare model", 1.0) as advance:
         model = resolve_model(recipe.model, recipe.revision, lambda what, done: advance(done, what))
@@ -124,7 +130,7 @@ def run_job(recipe: Recipe, out: Path | None, backend: Backend, say: Say) -> Out
     rows = tokenize_run(recipe, data, tokenizer)
     folder = run_folder(recipe, out, backend.name)
     session = backend.open(recipe, model, control_token_ids(recipe, data.fmt, tokenizer))
-    if not (folder / STAMP).exists():
+    if backend.leads and not (folder / STAMP).exists():
         require_free_space(folder, session.disk_needed(), "the run")
         write_stamp(folder, recipe, backend.name)
     prepared = time.perf_counter() - started
@@ -133,12 +139,14 @@ def run_job(recipe: Recipe, out: Path | None, backend: Backend, say: Say) -> Out
         say(line)
     before = _scored("before", session, data, rows, tokenizer, folder, say)
     trained = _train(recipe, session, rows, folder, say)
+    if backend.leads:
+        charts.loss_curve(folder / "loss.png", trained.log.losses, f"{recipe.name}: {recipe.model}")
     after = _scored("after", session, data, rows, tokenizer, folder, say)
     export_started = time.perf_counter()
-    paths = session.export(rows, after.answers.evaluation, folder, say)
+    paths = session.export(rows, after.answers.evaluation, folder, say) if backend.leads else {}
     report = Report(
         recipe=recipe.model_dump(mode="json"),
-        backend=backend.name,  # type: ignore[arg-type]
+        backend=backend.name,
         device=session.device() | dict(trained.device),
         versions=versions(*backend.libraries),
         when=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -167,9 +175,14 @@ def run_job(recipe: Recipe, out: Path | None, backend: Backend, say: Say) -> Out
         | paths
         | {"report": str(folder / "report.json"), "loss_curve": str(folder / "loss.png")},
     )
-    write_json(folder / "report.json", report.model_dump(mode="json"))
+    if backend.leads:
+        write_json(folder / "report.json", report.model_dump(mode="json"))
     example = telling_example(data.held_out, before.answers, after.answers)
     return Outcome(report, example, before.answers.outputs[example.id], after.answers.outputs[example.id])
+
+
+def _silent(_: str) -> None:
+    """What processes other than the first say."""
 
 
 def _scored(
@@ -206,5 +219,4 @@ def _train(recipe: Recipe, session: Session, rows: RunRows, folder: Path, say: S
             rates=trained.rates,
         )
     )
-    charts.loss_curve(folder / "loss.png", trained.log.losses, f"{recipe.name}: {recipe.model}")
     return trained
