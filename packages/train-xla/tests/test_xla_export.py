@@ -39,7 +39,7 @@ def exported(lab, trained):
     """The folder of its adapter, and the golden logits."""
     setup, _ = trained
     found = probe(setup, lab.rows(setup.recipe)[0])
-    export_adapter(setup.adapted, lab.folder / "adapter", {"format": "test"}, found, "card")
+    export_adapter(setup.adapted, adapter_tensors(setup.adapted, setup.device.to_host), lab.folder / "adapter", {"format": "test"}, found, "card")
     return lab.folder / "adapter", found
 
 
@@ -118,7 +118,7 @@ def test_an_older_export_is_replaced_whole(trained, exported, tmp_path):
     folder = tmp_path / "adapter"
     folder.mkdir()
     (folder / "left-over.txt").write_text("old")
-    export_adapter(trained[0].adapted, folder, {}, exported[1], "card")
+    export_adapter(trained[0].adapted, adapter_tensors(trained[0].adapted), folder, {}, exported[1], "card")
     names = ["README.md", "adapter_config.json", "adapter_model.safetensors", "portlab.json"]
     assert sorted(path.name for path in folder.iterdir()) == names
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 
-from portlab_hf.adapter_files import ToHost, adapter_tensors, on_host, write_adapter
+from portlab_hf.adapter_files import Tensors, write_adapter
 from portlab_hf.model import load_base
 from portlab_spec.errors import CheckFailed
 from portlab_spec.files import new_folder, write_json, write_text
@@ -24,24 +24,18 @@ TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 1.0}
 
 
 def export_adapter(
-    model: PeftModel,
-    folder: Path,
-    metadata: Mapping[str, Any],
-    found: Mapping[str, Any],
-    card: str,
-    to_host: ToHost = on_host,
+    model: PeftModel, tensors: Tensors, folder: Path, metadata: Mapping[str, Any], found: Mapping[str, Any], card: str
 ) -> None:
     """Write the adapter; the folder appears whole or not at all.
 
     Args:
-        model: with the trained adapter in it.
+        model: with the adapter in it.
+        tensors: of the adapter, under the names of PEFT's files.
         folder: to make; an older one is replaced.
         metadata: of the run, kept beside the adapter.
         found: golden logits, by `probe`.
         card: README.md of the folder.
-        to_host: copies tensors to the CPU; of the device.
     """
-    tensors = adapter_tensors(model, to_host)
     fresh = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     with new_folder(fresh) as staging:
@@ -67,7 +61,20 @@ def verify_adapter(base: Path, folder: Path, found: Mapping[str, Any], dtype: to
     Raises:
         CheckFailed: it is more than rounding.
     """
-    model = PeftModel.from_pretrained(load_base(base, torch.float32), folder).eval()
+    return _held_to(PeftModel.from_pretrained(load_base(base, torch.float32), folder), folder, found, dtype)
+
+
+def verify_model(folder: Path, found: Mapping[str, Any], dtype: torch.dtype) -> float:
+    """Load a whole model as anybody would, and compare logits; see `verify_adapter`.
+
+    Raises:
+        CheckFailed: the difference is more than rounding.
+    """
+    return _held_to(load_base(folder, torch.float32), folder, found, dtype)
+
+
+def _held_to(model: Any, folder: Path, found: Mapping[str, Any], dtype: torch.dtype) -> float:
+    model.eval()
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([found["token_ids"]]), use_cache=False).logits[0].float()
     golden = torch.tensor(found["topk_logits"])
@@ -75,9 +82,9 @@ def verify_adapter(base: Path, folder: Path, found: Mapping[str, Any], dtype: to
     worst = float((again - golden).abs().max())
     if not worst <= TOLERANCE[dtype]:
         raise CheckFailed(
-            f"logits of the exported adapter differ by {worst:.3g} from those of the trained model",
+            f"logits of what was exported differ by {worst:.3g} from those of the trained model",
             where=str(folder),
-            fix="Load it beside the base that it was trained with; if it was, this is a fault of the trainer",
+            fix="An adapter goes with the base that it was trained with; if it did, this is a fault of the trainer",
         )
     return worst
 

@@ -17,6 +17,7 @@ from portlab_spec.models.targets import module_regex, plan_adapter
 from portlab_spec.recipe import Lora, Recipe
 
 PEFT_PREFIX = "base_model.model."
+HEAD = "lm_head.weight"
 _LORA = re.compile(r"(.+)\.lora_(A|B)\.default\.weight")
 _ROWS = re.compile(r"(.+)\.trainable_tokens_delta\.default")
 
@@ -52,6 +53,13 @@ def decoder_layers(base: PreTrainedModel) -> list[nn.Module]:
     """The layers of the decoder, in order."""
     layers: Any = text_model(base).layers
     return list(layers)
+
+
+def train_weights_of(base: PreTrainedModel) -> None:
+    """Have the text model and its head trained, and nothing of what stands around it: a vision tower, say."""
+    prefix = module_prefix(base)
+    for name, parameter in base.named_parameters():
+        parameter.requires_grad_(name.startswith(prefix) or name == HEAD)
 
 
 def module_prefix(base: PreTrainedModel) -> str:
