@@ -1,10 +1,21 @@
-"""Tiny random Gemma models of transformers, which together hold every kind of layer there is."""
+"""Tiny random models of transformers: Gemmas, which together hold every kind of layer there is, and other families."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Gemma4ForCausalLM, Gemma4TextConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 VOCAB = 96
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -85,6 +96,22 @@ CASES: dict[str, Callable[[], PreTrainedModel]] = {
     "gemma4, no pattern": lambda: gemma4(
         (SLIDING, FULL, SLIDING, SLIDING, FULL), hidden_size_per_layer_input=8, num_kv_shared_layers=2
     ),
+}
+
+
+def other(config: type, **more: Any) -> PreTrainedModel:
+    settings = {"num_hidden_layers": 2, "num_key_value_heads": 2}
+    return AutoModelForCausalLM.from_config(config(**COMMON | settings | more))
+
+
+# Families that differ in little: a head of its own or the embedding's, a window, biases, norms of queries and keys.
+OTHERS: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama": lambda: other(LlamaConfig, tie_word_embeddings=False),
+    "mistral": lambda: other(MistralConfig, sliding_window=6, head_dim=16, tie_word_embeddings=False),
+    "qwen2": lambda: other(
+        Qwen2Config, use_sliding_window=True, sliding_window=6, max_window_layers=1, tie_word_embeddings=True
+    ),
+    "qwen3": lambda: other(Qwen3Config, num_key_value_heads=1, head_dim=16, tie_word_embeddings=True),
 }
 
 
