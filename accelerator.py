@@ -1,4 +1,4 @@
-"""Which build of JAX this machine needs, and with it which pins `nox -s train_jax` installs.
+"""Which build of JAX this machine needs, and with it which pins the sessions that train on JAX install.
 
 Standard library only: noxfile.py imports this module before anything is installed.
 """
@@ -35,10 +35,9 @@ class Choice(NamedTuple):
     build: str  # cpu, cuda12, cuda13 or tpu
     reason: str
 
-    @property
-    def environment(self) -> str:
-        """Name of the pins: requirements/NAME.txt."""
-        return "train_jax" if self.build == "cpu" else f"train_jax_{self.build}"
+    def environment(self, session: str) -> str:
+        """Name of the pins of a session that runs on JAX: requirements/NAME.txt."""
+        return session if self.build == "cpu" else f"{session}_{self.build}"
 
     def variables(self, env: Mapping[str, str]) -> dict[str, str]:
         """Environment variables for JAX, less those that the user has set.

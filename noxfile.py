@@ -4,6 +4,7 @@ nox -s train_jax     fine-tune, evaluate, export, verify (arguments after -- go 
                      accelerator that is found (accelerator.py)
 nox -s plan_tpu      compile a recipe's step for TPU slices, without a TPU (arguments after -- go to plan-tpu)
 nox -s train_xla     the same job on TRL: PyTorch/XLA, CUDA or CPU (arguments after -- go to train-xla)
+nox -s train_torchax the same job on transformers' models with a JAX step (arguments after -- go to train-torchax)
 nox -s tests         lint, then all tests (arguments after -- go to pytest)
 nox -s lint          ruff and mypy
 nox -s lock          rewrite requirements/*.txt
@@ -30,8 +31,14 @@ PYTHON = "3.12"
 # Files of tests side by side; those of one file share what they prepare.
 WORKERS = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "loadfile")
 PACKAGES = ("packages/spec", "packages/train-jax", "packages/merge-ckpt")
-ALL_PACKAGES = (*PACKAGES, "packages/hf", "packages/train-xla")
+ALL_PACKAGES = (*PACKAGES, "packages/hf", "packages/train-xla", "packages/train-torchax")
 TORCH_PACKAGES = ("packages/spec", "packages/hf", "packages/train-xla", "packages/merge-ckpt")
+TORCHAX_PACKAGES = ("packages/spec", "packages/hf", "packages/train-torchax", "packages/merge-ckpt")
+# torch_xla's wheel holds another torchax, so that the two never share an environment.
+WITH_TORCHAX = (*PACKAGES, "packages/hf", "packages/train-torchax")
+WITHOUT_TORCHAX = (*PACKAGES, "packages/hf", "packages/train-xla")
+# Tests of what crosses packages, that need what only some environments hold.
+CROSSING = ("tests/test_backend_parity.py", "tests/test_import_rules.py")
 CODE = ("packages", "bench", "tests", "noxfile.py", "accelerator.py")
 
 
@@ -76,7 +83,7 @@ ENVIRONMENTS = {
             "trl==1.16.0",
             "types-pyyaml",
         ),
-        packages=ALL_PACKAGES,
+        packages=WITHOUT_TORCHAX,
         like="train_jax_tpu",
     ),
     # torch_xla 2.9.0 was built against torch 2.9 and does not say so; it has no wheels for other machines.
@@ -96,7 +103,21 @@ ENVIRONMENTS = {
     "tests_xla": Environment(
         extras=("demo",),
         more=("hypothesis", "pytest", "pytest-xdist", "torch==2.9.1", f"torch-xla==2.9.0; {TPU_COMPILER}"),
-        packages=ALL_PACKAGES,
+        packages=WITHOUT_TORCHAX,
+        like="tests",
+    ),
+    "train_torchax": Environment(extras=("demo",), more=("torch==2.9.1",), packages=TORCHAX_PACKAGES, like="tests"),
+    **{
+        f"train_torchax_{build}": Environment(
+            extras=("demo",), more=("torch==2.9.1", f"jax[{build}]"), packages=TORCHAX_PACKAGES, like="train_torchax"
+        )
+        for build in ("cuda12", "cuda13", "tpu")
+    },
+    # Apart from the other tests: where torchax can be imported, TRL's batches end training before its first step.
+    "tests_torchax": Environment(
+        extras=("demo",),
+        more=("hypothesis", f"libtpu; {TPU_COMPILER}", "pytest", "pytest-xdist", "torch==2.9.1"),
+        packages=WITH_TORCHAX,
         like="tests",
     ),
     # Tunix and what it was measured with; it needs other versions than the tests.
@@ -174,13 +195,18 @@ def install(session: nox.Session, environment: str) -> None:
 @nox.session(python=PYTHON)
 def train_jax(session: nox.Session) -> None:
     """Fine-tune, evaluate and export with the JAX trainer."""
+    train_with_jax(session, "train_jax", "train-jax")
+
+
+def train_with_jax(session: nox.Session, environment: str, command: str) -> None:
+    """Run a trainer with the build of JAX that this machine needs."""
     try:
         choice = accelerator.choose(os.environ)
     except ValueError as error:
         session.error(str(error))
     session.log(str(choice))
-    install(session, choice.environment)
-    session.run("train-jax", *session.posargs, env=choice.variables(os.environ))
+    install(session, choice.environment(environment))
+    session.run(command, *session.posargs, env=choice.variables(os.environ))
 
 
 @nox.session(python=PYTHON)
@@ -192,6 +218,12 @@ def train_xla(session: nox.Session) -> None:
     has_xla = sys.platform == "linux" and platform.machine() == "x86_64"
     default = () if has_xla or "--device" in " ".join(session.posargs) else ("--device", "cpu")
     session.run("train-xla", *default, *session.posargs)
+
+
+@nox.session(python=PYTHON)
+def train_torchax(session: nox.Session) -> None:
+    """Fine-tune, evaluate and export a model of transformers with a JAX step."""
+    train_with_jax(session, "train_torchax", "train-torchax")
 
 
 @nox.session(python=PYTHON)
@@ -212,13 +244,22 @@ def tests(session: nox.Session) -> None:
     session.run("pytest", *(session.posargs or ["-m", "not slow", *WORKERS]), env={"JAX_PLATFORMS": "cpu"})
     if not session.posargs:
         session.notify("tests_xla")
+        session.notify("tests_torchax")
 
 
 @nox.session(python=PYTHON)
 def tests_xla(session: nox.Session) -> None:
     """The tests of train-xla, and of train-jax and train-xla against each other; `tests` runs them too."""
     install(session, "tests_xla")
-    everything = ["-m", "not slow", *WORKERS, "packages/train-xla/tests", "tests/test_backend_parity.py"]
+    everything = ["-m", "not slow", *WORKERS, "packages/train-xla/tests", *CROSSING]
+    session.run("pytest", *(session.posargs or everything), env={"JAX_PLATFORMS": "cpu"})
+
+
+@nox.session(python=PYTHON)
+def tests_torchax(session: nox.Session) -> None:
+    """The tests of train-torchax, and of it against train-jax; `tests` runs them too."""
+    install(session, "tests_torchax")
+    everything = ["-m", "not slow", *WORKERS, "packages/train-torchax/tests", *CROSSING]
     session.run("pytest", *(session.posargs or everything), env={"JAX_PLATFORMS": "cpu"})
 
 

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,9 @@ def imported(folder: Path, without: tuple[str, ...] = ()) -> set[str]:
 
 
 def test_the_packages_are_found():
-    assert {"portlab_spec", "portlab_hf", "portlab_jax", "portlab_merge", "portlab_xla"} <= set(PACKAGES)
+    assert {"portlab_spec", "portlab_hf", "portlab_jax", "portlab_merge", "portlab_torchax", "portlab_xla"} <= set(
+        PACKAGES
+    )
 
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))
@@ -58,6 +61,10 @@ def loaded_after(statement: str) -> set[str]:
         "import portlab_merge.cli, portlab_merge.overlay, portlab_merge.verify, portlab_merge.peft_adapter",
         "import portlab_jax.cli",
         "import portlab_xla.cli",
+        pytest.param(
+            "import portlab_torchax.cli",
+            marks=pytest.mark.skipif(find_spec("portlab_torchax") is None, reason="has an environment of its own"),
+        ),
     ],
 )
 def test_nothing_heavy_is_loaded(statement):
