@@ -291,6 +291,7 @@ BENCHMARKS = {
     "bench_train": Benchmark("whole training beside Tunix and TRL", requires=("bench_tunix",)),
     "gpu_train": Benchmark("the same on one NVIDIA GPU; needs interpreters of the peers", "train_jax_cuda12"),
     "bench_xla": Benchmark("TRL as it is beside train-xla, and what padding to one length is worth", "tests_xla"),
+    "bench_torchax": Benchmark("train-torchax beside train-jax and torchax's own loop", "tests_torchax"),
     "bench_spec": Benchmark("preparing a tool-call data set, beside TRL"),
     "bench_data": Benchmark("leaks found, long rows fitted, buckets, groups with one prompt"),
     "bench_parsers": Benchmark("tool-call parsers on the outputs on which they disagree"),

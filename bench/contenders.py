@@ -16,15 +16,22 @@ from portlab_spec.errors import CheckFailed, UserError
 
 PEERS = Path(__file__).parent / "peers"
 CONTENDERS = ("portlab", "tunix", "trl")
-# The script of each in peers/, and its arguments behind the work folder and the name.
+# The script of each in peers/, and its arguments behind the work folder and `--name NAME`; without any, the script has
+# a name of its own.
 RUNNERS: dict[str, tuple[str, ...]] = {
     **{name: (f"{name}_runner.py",) for name in CONTENDERS},
-    "train-xla cuda": ("train_xla_runner.py", "cuda"),
-    "train-xla cpu": ("train_xla_runner.py", "cpu"),
-    "train-xla xla, 1 device": ("train_xla_runner.py", "xla", "--devices", "1"),
-    "train-xla xla, 4 devices": ("train_xla_runner.py", "xla", "--devices", "4"),
-    "padded to one length": ("train_xla_runner.py", "xla", "--devices", "4", "--shapes", "one"),
-    "padded to each batch's length": ("train_xla_runner.py", "xla", "--devices", "4", "--shapes", "each"),
+    "train-xla cuda": ("train_xla_runner.py", "--device", "cuda"),
+    "train-xla cpu": ("train_xla_runner.py", "--device", "cpu"),
+    "train-xla xla, 1 device": ("train_xla_runner.py", "--device", "xla", "--devices", "1"),
+    "train-xla xla, 4 devices": ("train_xla_runner.py", "--device", "xla", "--devices", "4"),
+    "padded to one length": ("train_xla_runner.py", "--device", "xla", "--devices", "4", "--shapes", "one"),
+    "train-jax": ("portlab_runner.py", "--rows", "packed"),
+    "train-jax, padded rows": ("portlab_runner.py", "--rows", "padded"),
+    "train-torchax": ("train_torchax_runner.py", "--rows", "packed"),
+    "train-torchax, padded rows": ("train_torchax_runner.py", "--rows", "padded"),
+    "torchax's loop": ("torchax_loop_runner.py", "--no-jit"),
+    "torchax's loop, jitted": ("torchax_loop_runner.py", "--jit"),
+    "padded to each batch's length": ("train_xla_runner.py", "--device", "xla", "--devices", "4", "--shapes", "each"),
 }
 # Losses of one step must agree within this share; float32 sums differ in their order.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
@@ -63,7 +70,7 @@ def _run(job: Job, name: str, folder: Path, python: Path) -> dict[str, Any]:
     }
     script, *arguments = RUNNERS[name]
     if arguments:
-        arguments = ["--name", name, "--device", *arguments]
+        arguments = ["--name", name, *arguments]
     started = time.time()
     done = subprocess.run([python, PEERS / script, folder, *arguments], env=environment, stdout=sys.stderr, check=False)
     if done.returncode:

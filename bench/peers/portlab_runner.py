@@ -1,9 +1,11 @@
 """Train a work folder's batches with portlab_jax: the trainer's own packing, step and optimiser.
 
-python portlab_runner.py FOLDER
+    python portlab_runner.py FOLDER [--name NAME] [--rows packed|padded]
+
+`padded` gives every example a row of its own, as long as the longest, and keeps all activations.
 """
 
-import sys
+import argparse
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,7 +51,7 @@ def optimizer(settings: Settings) -> Optimizer:
     )
 
 
-def train(job: Job, measured: Measured) -> None:
+def train(job: Job, measured: Measured, name: str, *, packed: bool) -> None:
     """Take the job's steps."""
     settings, dtype = job.settings, jnp.dtype(job.settings.dtype)
     config = GemmaConfig.load(Path(settings.model))
@@ -57,16 +59,18 @@ def train(job: Job, measured: Measured) -> None:
     leaves = plan_adapter(config, lora)
     batches = [[Row(str(i), tuple(row.ids), tuple(row.loss)) for i, row in enumerate(batch)] for batch in job.batches]
     window = next((kind.window for kind in config.layers if kind.window), None)
-    accumulate = len(batches[0]) // settings.micro_batch["portlab"]
+    accumulate = len(batches[0]) // settings.micro_batch[name]
     # Tiles of accelerators are 128 wide.
     min_block = 32 if settings.device == "cpu" else 128
-    layout = plan(batches, Packing(accumulate=accumulate, window=window), min_block=min_block).layout(0)
+    packing = Packing(accumulate=accumulate, window=window, share_prefix=packed, pack=packed)
+    layout = plan(batches, packing, min_block=min_block).layout(0)
     mesh = MeshPlan.create(Mesh(), jax.devices()[:1])
     with jax.set_mesh(mesh.mesh):
         params, _ = load_params(Path(settings.model), config, dtype, mesh)
         adapter = jax.device_put(initial_adapter(job.adapter, leaves), adapter_shardings(leaves, mesh))
         transform = make_optimizer(optimizer(settings), len(batches))
-        # Layers are recomputed: about a tenth slower here, at a third of the memory.
+        # Packed, layers are recomputed: about a tenth slower here, at a third of the memory.
+        remat = "block" if packed else "none"
         rows = {
             "plain": layout.plain,
             "one_segment": layout.one_segment,
@@ -74,7 +78,7 @@ def train(job: Job, measured: Measured) -> None:
             "device": mesh.device,
         }
         attention = choose_attention("auto", config, dtype, **rows)
-        options = StepOptions(config, AdapterOptions(leaves), dtype=dtype, attention=attention, remat="block")
+        options = StepOptions(config, AdapterOptions(leaves), dtype=dtype, attention=attention, remat=remat)
         key = jax.random.key_data(jax.random.key(0))
         whole = mesh.replicated
         step_number = jax.device_put(jnp.zeros((), jnp.int32), whole)
@@ -89,14 +93,19 @@ def train(job: Job, measured: Measured) -> None:
             measured.record_step(time.perf_counter() - started)
 
 
-def main(folder: Path) -> None:
-    """Train and leave portlab.json in the folder."""
-    job, measured = read_job(folder), Measured()
-    train(job, measured)
+def main() -> None:
+    """Train and leave NAME.json in the folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--name", default="portlab")
+    parser.add_argument("--rows", choices=("packed", "padded"), default="packed")
+    arguments = parser.parse_args()
+    job, measured = read_job(arguments.folder), Measured()
+    train(job, measured, arguments.name, packed=arguments.rows == "packed")
     statistics = jax.devices()[0].memory_stats() if job.settings.device == "cuda" else None
     measured.peak_memory_bytes = statistics["peak_bytes_in_use"] if statistics else peak_resident_bytes()
-    measured.write(folder, "portlab", "portlab-train-jax", "jax", "jaxlib", "optax")
+    measured.write(arguments.folder, arguments.name, "portlab-train-jax", "jax", "jaxlib", "optax")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()
