@@ -20,8 +20,8 @@ import optax
 import torch
 import training_runs
 from parity_runs import TOKEN_IDS, Run, metrics, run_in_torch
+from tiny_run import save_tokenizer
 from toy_gemmas import CASES, gemma3, randomize
-from xla_runs import save_tokenizer
 
 from portlab_hf.adapter_files import adapter_tensors, write_adapter
 from portlab_hf.model import add_adapter, load_base, trained_parameters

@@ -7,7 +7,8 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from xla_runs import Interrupted, Lab, saved_steps
+from tiny_run import Interrupted, saved_steps
+from xla_runs import Lab
 
 from portlab_hf.model import load_base, trained_parameters
 from portlab_spec.errors import UserError

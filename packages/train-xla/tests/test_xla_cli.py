@@ -8,7 +8,8 @@ import sys
 
 import pytest
 import torch
-from xla_runs import Lab, report, saved_steps
+from tiny_run import report, saved_steps
+from xla_runs import Lab
 
 from portlab_spec import cli
 from portlab_spec.recipe import load_recipe

@@ -12,7 +12,8 @@ import torch
 import yaml
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from xla_runs import VOCAB, Interrupted, Lab, report
+from tiny_run import VOCAB, Interrupted, report
+from xla_runs import Lab
 
 from portlab_hf.adapter_files import adapter_tensors, write_adapter
 from portlab_hf.export import TOP_K, export_adapter, verify_adapter
@@ -39,7 +40,14 @@ def exported(lab, trained):
     """The folder of its adapter, and the golden logits."""
     setup, _ = trained
     found = probe(setup, lab.rows(setup.recipe)[0])
-    export_adapter(setup.adapted, adapter_tensors(setup.adapted, setup.device.to_host), lab.folder / "adapter", {"format": "test"}, found, "card")
+    export_adapter(
+        setup.adapted,
+        adapter_tensors(setup.adapted, setup.device.to_host),
+        lab.folder / "adapter",
+        {"format": "test"},
+        found,
+        "card",
+    )
     return lab.folder / "adapter", found
 
 

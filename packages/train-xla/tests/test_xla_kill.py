@@ -8,7 +8,8 @@ import time
 
 import pytest
 import torch
-from xla_runs import Lab, report, saved_steps
+from tiny_run import report, saved_steps
+from xla_runs import Lab
 
 STEPS, SAVE_EVERY = 60, 3
 SETTINGS = {

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 from parity_runs import Run, metrics, run_in_torch
-from xla_runs import save_tokenizer
+from tiny_run import save_tokenizer
 
 from portlab_hf.model import parameter_specs
 from portlab_spec.models import GemmaConfig
