@@ -3,6 +3,7 @@
 import os
 
 os.environ.setdefault("USE_TORCH_XLA", "0")  # before transformers and PEFT are imported
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # compiles in half the time
 
 import dataclasses
 from pathlib import Path
@@ -17,7 +18,7 @@ from toy_rows import branching_rows
 from portlab_hf.model import add_adapter, load_base, train_weights_of
 from portlab_spec.assets import ModelFolder
 from portlab_spec.recipe import Recipe
-from portlab_torchax.setup import set_up
+from portlab_torchax.setup import initial_state, jit_step, set_up
 
 TOYS = CASES | OTHERS
 TOKEN_IDS = (3, 5)
@@ -94,3 +95,20 @@ def make_rows():
         return branching_rows(n, prefix, trained, seed)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def curve():
+    """Trains on batches, given with their layouts. Returns [loss, gradient norm] of every step."""
+
+    def train(setup, batches):
+        state, steps, found = initial_state(setup), {}, []
+        for layout, batch in batches:
+            placed = setup.placement.put_rows(batch, axis=1)
+            if layout not in steps:
+                steps[layout] = jit_step(setup, state, layout)
+            state, metrics = steps[layout](state, setup.frozen, placed)
+            found.append((float(metrics.loss), float(metrics.grad_norm)))
+        return np.array(found).T
+
+    return train

@@ -15,9 +15,17 @@ import torchax
 from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 from torchax import interop
-from torchax.tensor import XLAFunctionMode
+from torchax.tensor import Tensor, XLAFunctionMode
 
 Values = dict[str, jax.Array]
+
+
+def _type_as(tensor: Tensor, other: torch.Tensor) -> torch.Tensor:
+    return tensor.to(other.dtype)
+
+
+# torchax 0.0.13 changes the type of the tensor itself, and fails beside a view, as the norms of Gemma 4 E2B meet it.
+Tensor.type_as = _type_as
 
 
 @contextlib.contextmanager
