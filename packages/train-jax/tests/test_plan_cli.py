@@ -64,7 +64,8 @@ class TestBadUsage:
         [
             (["--slice", "v9-8"], "'v9-8': not a TPU slice. There are v5e-1 to"),
             (["--slice", "v5p-7"], "'v5p-7': no such TPU v5p slice. There are v5p-8,"),
-            (["--backend", "torchax"], "--backend: the step of torchax cannot be planned:"),
+            (["--backend", "torchax", "--search"], "--backend torchax: --search and --infer are about train-jax's"),
+            (["--backend", "torchax", "--infer", "decode"], "--backend torchax: --search and --infer are about"),
             (["--backend", "xla"], "--backend: the step of xla cannot be planned:"),
             (["--tries", "0"], "--tries: must be 1 or more"),
             (["--context", "0", "--infer", "decode"], "--context: must be 1 or more"),

@@ -12,6 +12,7 @@ from portlab_spec import cli, prices
 from portlab_spec.errors import UserError
 from portlab_spec.files import write_text
 from portlab_spec.hardware import Slice, parse_slice
+from portlab_spec.planning import find_trainer
 from portlab_spec.recipe import Recipe
 from portlab_spec.run.command_line import DEFAULT_RECIPE, parse_with_recipe
 
@@ -76,6 +77,7 @@ def main(args: list[str]) -> int:
 
     wishes = runs.Wishes(
         recipe=arguments.settings,
+        backend=arguments.backend,
         length=arguments.length,
         supervised=arguments.supervised,
         by=arguments.by,
@@ -108,20 +110,23 @@ def check(arguments: Arguments) -> None:
     """Refuse what cannot be planned.
 
     Raises:
-        UserError: another backend; no slice; counts below one.
+        UserError: a backend without plans, or not installed; no slice; counts below one.
     """
-    reasons = {
-        "torchax": "its step is traced from a PyTorch model in an environment of its own, which this planner does "
-        "not start yet",
-        "xla": "torch_xla traces its step on a device of its own and hands no program to the compiler beforehand: "
-        "neither its memory nor its time can be planned",
-    }
-    if arguments.backend in reasons:
+    if arguments.backend == "xla":
         raise UserError(
-            f"the step of {arguments.backend} cannot be planned: {reasons[arguments.backend]}",
+            "the step of xla cannot be planned: torch_xla traces its step on a device of its own and hands no program "
+            "to the compiler beforehand: neither its memory nor its time can be planned",
             where="--backend",
             fix="Plan with the JAX trainer, whose model, batch and adapter are the same",
         )
+    if arguments.backend != "jax":
+        if arguments.search or arguments.infer:
+            raise UserError(
+                "--search and --infer are about train-jax's own model",
+                where=f"--backend {arguments.backend}",
+                fix="Leave them out, or the backend",
+            )
+        find_trainer(arguments.backend)
     if not arguments.slice:
         raise UserError("no slice is named", where="--slice", fix="Give one or more, such as v5p-8 v6e-8")
     for name in ("tries", "sequences", "context"):

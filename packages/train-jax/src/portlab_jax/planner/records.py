@@ -13,6 +13,7 @@ class Job:
         kind: the training step, a step of inference, or nothing: to rank variants by the analytic model.
         recipe: resolved, as JSON.
         slice: Cloud name.
+        backend: the trainer whose step it is.
         length, supervised: plan for made-up rows of so many tokens; None for the recipe's data.
         batch, context: of inference: sequences, and tokens that each has.
         variants: of "rank": changes to the recipe.
@@ -21,6 +22,7 @@ class Job:
     kind: Literal["train", "rank", "prefill", "decode"]
     recipe: Mapping[str, Any]
     slice: str
+    backend: str = "jax"
     length: int | None = None
     supervised: int | None = None
     batch: int = 0

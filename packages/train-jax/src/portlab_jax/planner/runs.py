@@ -23,12 +23,14 @@ class Wishes:
 
     Attributes:
         recipe: the run.
+        backend: the trainer.
         length, supervised: of made-up rows; None for the recipe's data.
         by: what a search makes small.
         tries: settings of a slice that a search compiles at most.
     """
 
     recipe: Recipe
+    backend: str = "jax"
     length: int | None = None
     supervised: int | None = None
     by: Literal["cost", "time"] = "cost"
@@ -39,7 +41,7 @@ class Wishes:
     ) -> Job:
         """The job of a slice."""
         resolved = (recipe or self.recipe).model_dump(mode="json")
-        return Job(kind, resolved, part.name, self.length, self.supervised, **more)
+        return Job(kind, resolved, part.name, self.backend, self.length, self.supervised, **more)
 
 
 def plan_all(
@@ -111,8 +113,11 @@ def worth(planned: Planned, by: Literal["cost", "time"]) -> tuple[bool, float, f
 
 
 def advised(wishes: Wishes, planned: Planned, count: int = 3) -> Planned:
-    """A plan that does not fit, with changes that would: few changes first, then the fastest."""
-    if planned.fits or planned.result.error:
+    """A plan that does not fit, with changes that would: few changes first, then the fastest.
+
+    Another trainer's gets none: the analytic model counts train-jax's step.
+    """
+    if planned.fits or planned.result.error or wishes.backend != "jax":
         return planned
     mesh = planned.result.programs["mesh"]
     now = {f"mesh.{axis}": size for axis, size in mesh.items()}

@@ -19,6 +19,7 @@ from portlab_spec.assets import cache_dir
 from portlab_spec.errors import UserError
 from portlab_spec.files import read_json, write_json
 from portlab_spec.hardware import Slice, parse_slice
+from portlab_spec.planning import find_trainer
 from portlab_spec.recipe import Recipe
 
 VERSIONS = ("jax", "jaxlib", "libtpu")
@@ -63,23 +64,25 @@ def run(job: Job, folder: Path) -> Result:
     devices = topology.devices(part)
     programs: Any
     if job.kind in ("train", "rank"):
-        work = workload.find_workload(recipe, length=job.length, supervised=job.supervised)
+        own = job.backend == "jax"
+        work = workload.find_workload(recipe, length=job.length, supervised=job.supervised, gemma_only=own)
         source = work.source
         if job.kind == "rank":
             candidates = search.rank(recipe, work, part, devices, job.variants)
             return Result(candidates=[c.to_json() for c in candidates], source=source, versions=compiler.versions)
-        programs = training.compile_training(recipe, work, part, devices, compiler)
+        if own:
+            programs = training.compile_training(recipe, work, part, devices, compiler)
+        else:
+            draw = find_trainer(job.backend).load()
+            programs = training.compile_offered(draw, recipe, work, part, devices, compiler)
     else:
         config = workload.find_config(recipe.model)
         step = inference.compile_prefill if job.kind == "prefill" else inference.compile_decode
         programs = step(recipe, config, part, devices, compiler, batch=job.batch, context=job.context)
         source = f"{job.batch} sequences of {job.context} tokens"
-    return Result(
-        programs=asdict(programs),
-        source=source,
-        compiled=compiler.compiled,
-        versions=compiler.versions,
-    )
+    found = asdict(programs)
+    versions = compiler.versions | found.pop("versions", {})
+    return Result(programs=found, source=source, compiled=compiler.compiled, versions=versions)
 
 
 def main(job: Path, result: Path) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -10,9 +11,10 @@ from portlab_spec.assets import default_model
 from portlab_spec.data import load_dataset
 from portlab_spec.data.tokens import Row, tokenize
 from portlab_spec.errors import UserError
+from portlab_spec.files import read_json
 from portlab_spec.formats import Format, find_format
 from portlab_spec.models import GemmaConfig
-from portlab_spec.models.published import published_config, published_models
+from portlab_spec.models.published import published_json, published_models
 from portlab_spec.recipe import Recipe
 from portlab_spec.run.data import control_token_ids
 from portlab_spec.tokenizer import TOKENIZER_FILE, Tokenizer
@@ -37,19 +39,17 @@ class Workload:
     assumed: bool
 
 
-def find_config(model: str) -> GemmaConfig:
-    """The model of a recipe: a folder's `config.json`, the default model's, or a published one shipped for planning.
+def read_model(model: str) -> dict[str, Any]:
+    """A model's `config.json`, parsed: of a folder, the default model's, or a published one shipped for planning.
 
     Raises:
-        UserError: no such folder and no published model of that name; a model that is no Gemma.
+        UserError: no such folder and no published model of that name.
     """
     if model == "default":
         model = "google/gemma-3-270m"
-    if (Path(model) / "config.json").is_file():
-        config = GemmaConfig.load(Path(model))
-        require_gemma(config)
-        return config
-    published = published_config(model)
+    if (path := Path(model, "config.json")).is_file():
+        return read_json(path, "model config")
+    published = published_json(model)
     if published is None:
         raise UserError(
             f"the shape of {model!r} is not known here",
@@ -59,18 +59,37 @@ def find_config(model: str) -> GemmaConfig:
     return published
 
 
-def find_workload(recipe: Recipe, *, length: int | None = None, supervised: int | None = None) -> Workload:
+def find_config(model: str, *, gemma_only: bool = True) -> GemmaConfig:
+    """The model of a recipe.
+
+    Args:
+        model: as `read_model` takes it.
+        gemma_only: train-jax is to compute it.
+
+    Raises:
+        UserError: as `read_model`; a model that is not known, or that train-jax has not.
+    """
+    config = GemmaConfig.from_dict(read_model(model), where=str(Path(model, "config.json")))
+    if gemma_only:
+        require_gemma(config)
+    return config
+
+
+def find_workload(
+    recipe: Recipe, *, length: int | None = None, supervised: int | None = None, gemma_only: bool = True
+) -> Workload:
     """The rows of a recipe, read and tokenised as training would, or rows of a given length.
 
     Args:
         recipe: the run.
         length: plan for rows of so many tokens that share nothing, instead of the recipe's data.
         supervised: of these, training targets; by default the last eighth.
+        gemma_only: train-jax is to train on them.
 
     Raises:
         UserError: the model's shape is not known; the data cannot be read, or have no training rows.
     """
-    config = find_config(recipe.model)
+    config = find_config(recipe.model, gemma_only=gemma_only)
     if length is not None:
         return made_up(recipe, config, length, supervised or max(length // 8, 1))
     if supervised is not None:
@@ -85,7 +104,7 @@ def find_workload(recipe: Recipe, *, length: int | None = None, supervised: int 
         ) from None
     chosen = [c for c in conversations if c.split in recipe.train_splits]
     fmt = find_format(recipe.format)
-    tokenizer = find_tokenizer(recipe.model, fmt)
+    tokenizer = find_tokenizer(recipe.model, config, fmt)
     rows = tokenize(chosen, fmt, tokenizer, recipe.max_length, policy=recipe.too_long)
     if not rows:
         raise UserError("there are no training rows", where=recipe.data, fix="Look at train_splits and max_length")
@@ -119,11 +138,21 @@ def made_up(recipe: Recipe, config: GemmaConfig, length: int, supervised: int) -
     return Workload(config, rows, token_ids, source, assumed=True)
 
 
-def find_tokenizer(model: str, fmt: Format) -> Tokenizer:
+def find_tokenizer(model: str, config: GemmaConfig, fmt: Format) -> Tokenizer:
     """The model's own tokenizer if it is a folder, else the embedded default model's, renamed for Gemma 4.
 
     All Gemma 3 and 4 tokenizers split text alike and differ in the names of control tokens.
+
+    Raises:
+        UserError: a model of another family, without its tokenizer.
     """
     folder = Path(model)
-    folder = folder if (folder / TOKENIZER_FILE).is_file() else default_model().path
+    if not (folder / TOKENIZER_FILE).is_file():
+        if not config.is_gemma:
+            raise UserError(
+                f"{TOKENIZER_FILE} is missing, and {config.family} splits text in its own way",
+                where=model,
+                fix="Put it beside the config.json, or plan for rows of a given length: --length 2048",
+            )
+        folder = default_model().path
     return Tokenizer.load(folder).with_names_for(fmt.control_tokens)

@@ -9,6 +9,7 @@ github.com/AI-Hypercomputer/maxtext (src/maxtext/configs/models/gemma{3,4}-*.yml
 import json
 import re
 from importlib import resources
+from typing import Any
 
 from portlab_spec.models.config import GemmaConfig
 
@@ -39,9 +40,16 @@ def published_config(model_id: str) -> GemmaConfig | None:
     Args:
         model_id: Hugging Face id in any case, with or without `google/` and `-it` or `-pt`.
     """
+    raw = published_json(model_id)
+    return None if raw is None else GemmaConfig.from_dict(raw, where=f"published {model_id}")
+
+
+def published_json(model_id: str) -> dict[str, Any] | None:
+    """As `published_config`: what of its `config.json` ships here, parsed."""
     wanted = re.sub(r"^google/|-(it|pt)$", "", model_id.strip().lower())
     name = next((name for name in _NAMES if name.lower() == wanted), None)
     if name is None:
         return None
     file = resources.files(__name__) / f"{'gemma-3-270m' if name == _FUNCTION_GEMMA else name}.json"
-    return GemmaConfig.from_dict(json.loads(file.read_text(encoding="utf-8")), where=f"published {file.name}")
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
