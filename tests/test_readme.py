@@ -1,6 +1,7 @@
 """The README's commands exist and do what it says, as far as that takes seconds; the rest is what CI itself runs."""
 
 import functools
+import os
 import re
 import shlex
 import subprocess
@@ -40,6 +41,7 @@ def test_every_nox_session_named_in_the_docs_exists(document):
 
 PROGRAMS = {
     "train-jax": "portlab_jax",
+    "train-torchax": "portlab_torchax",
     "train-xla": "portlab_xla",
     "plan-tpu": "portlab_jax.planner",
     "merge-ckpt": "portlab_merge",
@@ -63,7 +65,15 @@ def test_every_option_named_in_the_docs_exists(document):
 
 @functools.cache
 def help_of(module: str, *words: str) -> str:
-    done = subprocess.run([sys.executable, "-m", module, *words, "--help"], capture_output=True, text=True, check=False)
+    # Command lines need nothing of what their trainers do, which have environments of their own.
+    path = os.pathsep.join(str(source) for source in ROOT.glob("packages/*/src"))
+    done = subprocess.run(
+        [sys.executable, "-m", module, *words, "--help"],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
