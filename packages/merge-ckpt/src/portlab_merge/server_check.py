@@ -1,8 +1,6 @@
 """Would a server apply the exported adapter? Answered from the plan, before anything is written or rented.
 
-vLLM compares the last part of a module's name with those it can adapt, and drops in silence what its model does not
-have under the full name (vllm-project/vllm#34186, #41754, #48019, #55193). So every module is looked up here under the
-name that the server would give it. What is said of servers was read in their code (see `RELEASES`), not run.
+What is known of servers stands in `portlab_spec.serving`.
 """
 
 import json
@@ -10,47 +8,22 @@ import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from portlab_merge.peft_format import EXPERTS, KeyStyle, module_path
 from portlab_merge.plan import LoraTarget, Plan
 from portlab_spec.errors import UserError
 from portlab_spec.models.config import GemmaConfig
-from portlab_spec.models.table import param_table
-
-Server = Literal["vllm", "vllm-tpu"]
-# The releases that the facts below were read in, in November 2026.
-RELEASES: dict[Server, str] = {"vllm": "vLLM 0.33.0", "vllm-tpu": "vllm-tpu 0.32.0 with tpu-inference 0.32.0"}
-# vllm/config/lora.py, MaxLoRARanks. Memory is set aside for the whole of it.
-MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-
-
-@dataclass(frozen=True)
-class _Names:
-    """What a model class of vLLM calls the text model.
-
-    Attributes:
-        prefix: of its modules.
-        renames: prefixes of an adapter's modules and what becomes of them, in turn (`hf_to_vllm_mapper`).
-    """
-
-    prefix: str
-    renames: tuple[tuple[str, str], ...] = ()
-
-
-_NESTED = ("model.language_model.", "language_model.model.")
-_GEMMA4 = _Names("language_model.model.", (_NESTED, ("model", "language_model.model")))
-# vllm/model_executor/models/gemma{3,3_mm,4,4_mm,4_unified}.py; the same in both releases.
-MODELS = {
-    "Gemma3ForCausalLM": _Names("model."),
-    "Gemma3ForConditionalGeneration": _Names("language_model.model.", (_NESTED,)),
-    "Gemma4ForCausalLM": _Names("model.", (("model.language_model.", "model."),)),
-    "Gemma4ForConditionalGeneration": _GEMMA4,
-    "Gemma4UnifiedForConditionalGeneration": _GEMMA4,
-}
-# tpu_inference/models/common/model_loader.py: these run as JAX models, which take no adapter (`lora_manager` is None).
-# All others fall back to vLLM's own classes through torchax, which do; MODEL_IMPL_TYPE=vllm says so for these too.
-JAX_MODELS = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
+from portlab_spec.serving import (
+    JAX_MODELS,
+    MAX_RANKS,
+    MODELS,
+    RELEASES,
+    Server,
+    half_applied_keys,
+    max_rank_for,
+    server_module,
+    unknown_modules,
+)
 
 
 @dataclass(frozen=True)
@@ -119,10 +92,11 @@ def check_server(plan: Plan, server: Server, key_style: KeyStyle = "new") -> Ser
         reasons.append(error.what)
     else:
         if names := MODELS.get(architecture):
-            modules = {path: _rename(path, names) for path in (module_path(t.tensor, key_style) for t in plan.targets)}
+            paths = [module_path(t.tensor, key_style) for t in plan.targets]
+            modules = {path: server_module(path, names) for path in paths}
             found = [modules[module_path(t.tensor, key_style)] for t in linears]
-            reasons += _name_reasons(found, config, names.prefix)
-            reasons += _key_value_reasons(found, config, names.prefix)
+            reasons += unknown_modules(found, config, names.prefix)
+            reasons += half_applied_keys(found, config, names.prefix)
         else:
             reasons.append(f"the names of its modules are not known for architecture {architecture}")
         reasons += _expert_reasons(experts, config, server)
@@ -132,7 +106,7 @@ def check_server(plan: Plan, server: Server, key_style: KeyStyle = "new") -> Ser
         release=RELEASES[server],
         path="torchax" if server == "vllm-tpu" else "vLLM",
         modules=modules,
-        max_rank=next((allowed for allowed in MAX_RANKS if allowed >= rank), 0),
+        max_rank=max_rank_for(rank),
         fused_experts=bool(experts),
         environment={"MODEL_IMPL_TYPE": "vllm"} if native else {},
         reasons=tuple(reasons),
@@ -148,13 +122,6 @@ def _is_embedding(target: LoraTarget) -> bool:
     return target.tensor.endswith(("embed_tokens.weight", "embed_tokens_per_layer.weight", "lm_head.weight"))
 
 
-def _rename(path: str, names: _Names) -> str:
-    for old, new in names.renames:
-        if path.startswith(old):
-            path = new + path.removeprefix(old)
-    return path
-
-
 def _rank_reasons(rank: int) -> Iterator[str]:
     if rank > MAX_RANKS[-1]:
         yield f"rank {rank} is beyond {MAX_RANKS[-1]}, the largest that --max-lora-rank takes"
@@ -168,30 +135,6 @@ def _embedding_reasons(plan: Plan) -> Iterator[str]:
         )
     if tensors := [t.tensor for t in plan.targets if _is_embedding(t)]:
         yield f"{tensors[0]} is adapted, and the server adapts linear layers only in Gemma: it refuses the file"
-
-
-def _name_reasons(found: list[str], config: GemmaConfig, prefix: str) -> Iterator[str]:
-    have = {module for param in param_table(config) if param.target for module in param.modules(prefix)}
-    missing = [name for name in found if name not in have]
-    loud = {name.rpartition(".")[2] for name in missing} - {name.rpartition(".")[2] for name in have}
-    silent = [name for name in missing if name.rpartition(".")[2] not in loud]
-    if loud:
-        yield f"the server is not known to adapt modules named {', '.join(sorted(loud))}"
-    if silent:
-        yield (
-            f"{len(silent)} of {len(found)} modules are not in the server's model, first {silent[0]} "
-            f"(its own start with {prefix}layers): it would serve the base there, in silence"
-        )
-
-
-def _key_value_reasons(found: list[str], config: GemmaConfig, prefix: str) -> Iterator[str]:
-    """Where values are the projected keys, k_proj's update moves both; the server adds it to the keys alone."""
-    layers = [i for i, kind in enumerate(config.layers) if kind.key_is_value]
-    if hit := [i for i in layers if f"{prefix}layers.{i}.self_attn.k_proj" in found]:
-        yield (
-            f"k_proj of layers {', '.join(map(str, hit))} gives the values too, and is adapted: "
-            "the server would move the keys only, in silence"
-        )
 
 
 def _expert_reasons(experts: list[LoraTarget], config: GemmaConfig, server: Server) -> Iterator[str]:
