@@ -37,10 +37,22 @@ def probe(setup: Setup, trained: Values, row: Row) -> dict[str, Any]:
 
 
 def sources(setup: Setup, trained: Values) -> dict[str, Callable[[], np.ndarray]]:
-    """All trained weights by their names in the base's files, which may have another prefix than the model's code."""
-    own = module_prefix(base_of(setup.program.model.module))
-    stored = find_prefix(open_tensors(setup.model.path), str(setup.model.path))
+    """All trained weights by their names in the base's files."""
+    names = stored_names(setup)
+    return {names[name]: partial(np.asarray, value) for name, value in trained.items()}
+
+
+def as_stored(setup: Setup, trained: Values) -> Values:
+    """All trained weights rounded to the types of the base's files: what is exported, in the type of training."""
+    names, tensors = stored_names(setup), open_tensors(setup.model.path)
     return {
-        stored + name.removeprefix(own) if name.startswith(own) else name: partial(np.asarray, value)
+        name: value.astype(tensors[names[name]].dtype).astype(value.dtype) if names[name] in tensors else value
         for name, value in trained.items()
     }
+
+
+def stored_names(setup: Setup) -> dict[str, str]:
+    """Names in the base's files of what is trained: they may have another prefix than the model's code."""
+    own = module_prefix(base_of(setup.program.model.module))
+    stored = find_prefix(open_tensors(setup.model.path), str(setup.model.path))
+    return {name: stored + name.removeprefix(own) if name.startswith(own) else name for name in setup.trained}

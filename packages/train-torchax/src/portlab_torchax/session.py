@@ -32,7 +32,7 @@ from portlab_spec.run.train_log import best_step
 from portlab_torchax import TRAINER
 from portlab_torchax.checkpoint import Checkpoints, peft_tensors
 from portlab_torchax.decode import Decoder
-from portlab_torchax.export import probe, sources
+from portlab_torchax.export import as_stored, probe, sources
 from portlab_torchax.functional import Values, plain_torch
 from portlab_torchax.setup import Setup, initial_state
 from portlab_torchax.training import MeanLoss, TrainingSteps
@@ -148,7 +148,8 @@ class TorchaxSession:
             CheckFailed: what was written computes other logits than what was trained.
         """
         setup, base, merged = self.setup, self.setup.model.path, folder / "merged"
-        golden = probe(setup, self.trained, rows.train[0])
+        # A bfloat16 base is written in bfloat16, whatever its float32 weights compute.
+        golden = probe(setup, as_stored(setup, self.trained) if setup.full else self.trained, rows.train[0])
         dtype = getattr(torch, str(setup.program.dtype))
         with plain_torch():
             if setup.full:
