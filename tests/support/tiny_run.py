@@ -19,6 +19,7 @@ from tokenizers.decoders import Sequence as Decoders
 from tokenizers.models import BPE
 
 from portlab_spec.data.tokens import Row
+from portlab_spec.formats.qwen3 import REFUSED_TOKENS
 from portlab_spec.models import GemmaConfig, param_table
 from portlab_spec.recipe import Recipe
 from portlab_spec.run.data import load_run_data, tokenize_run
@@ -28,6 +29,7 @@ BYTES = 238  # id of the byte 0 in Gemma's vocabulary
 VOCAB = 640
 SPECIAL = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<unk>": 3, "<start_of_turn>": 105, "<end_of_turn>": 106}
 CONTROLS = SPECIAL | FUNCTION_TOKENS
+QWEN3_CONTROLS = dict(list(SPECIAL.items())[:4]) | {token: 10 + i for i, token in enumerate(REFUSED_TOKENS)}
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 GEMMA3 = {
@@ -53,6 +55,33 @@ GEMMA3 = {
     "eos_token_id": 1,
     "pad_token_id": 0,
     "dtype": "float32",
+}
+
+# A head of its own.
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "rope_theta": 1e4,
+    "tie_word_embeddings": False,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "dtype": "float32",
+}
+QWEN3 = LLAMA | {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "head_dim": 8,
+    "tie_word_embeddings": True,
 }
 
 SETTINGS: dict[str, Any] = {
@@ -82,13 +111,13 @@ def save_model(folder: Path, config: Mapping[str, Any] = GEMMA3, *, seed: int = 
     return folder
 
 
-def save_tokenizer(folder: Path) -> None:
-    """A tokenizer of Gemma's kind whose every byte is a token."""
-    vocab = CONTROLS | {f"<0x{byte:02X}>": BYTES + byte for byte in range(256)}
+def save_tokenizer(folder: Path, controls: Mapping[str, int] = CONTROLS) -> None:
+    """A tokenizer of Gemma's kind whose every byte is a token, beside control tokens."""
+    vocab = dict(controls) | {f"<0x{byte:02X}>": BYTES + byte for byte in range(256)}
     taken = set(vocab.values())
     vocab |= {f"<unused{i}>": i for i in range(VOCAB) if i not in taken}
     backend = Backend(BPE(vocab, [], unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    backend.add_tokens([AddedToken(token, special=True, normalized=False) for token in CONTROLS])
+    backend.add_tokens([AddedToken(token, special=True, normalized=False) for token in controls])
     backend.decoder = Decoders([ByteFallback(), Fuse()])
     backend.save(str(folder / "tokenizer.json"))
     names = {f"{name}_token": f"<{name}>" for name in ("bos", "eos", "pad", "unk")}
