@@ -1,0 +1,1 @@
+"""A fitness coach that answers from recorded data through a small tool-calling model."""

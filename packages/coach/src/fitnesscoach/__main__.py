@@ -1,0 +1,5 @@
+"""`python -m fitnesscoach`."""
+
+from fitnesscoach.cli import entry
+
+entry()

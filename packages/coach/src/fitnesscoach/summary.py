@@ -1,0 +1,53 @@
+"""What was recorded today, without any model."""
+
+from pydantic import JsonValue
+from rich.table import Table
+
+from fitnesscoach.providers import FitnessData
+from fitnesscoach.tools import ToolResult, tool_set
+from portlab_spec.conversation import ToolCall
+
+# Label, tool of the basic set, key of its result, and how the value is written.
+_ROWS = (
+    ("Steps", "get_steps", "steps", "{:,}"),
+    ("Daily step goal", "get_daily_step_goal", "goal_steps", "{:,}"),
+    ("Goal reached", "get_step_goal_progress", "percent", "{:.1f} %"),
+    ("Active time", "get_active_minutes", "minutes", ""),
+    ("Sleep", "get_sleeping_minutes", "minutes", ""),
+    ("Heart rate", "get_heart_rate", "beats_per_minute", "{} bpm"),
+    ("Body battery", "get_body_battery_level", "level", "{} of 100"),
+)
+
+
+async def today(data: FitnessData) -> list[ToolResult]:
+    """The results of the seven tools."""
+    toolbox = tool_set("basic", data).toolbox
+    return [await toolbox.run(ToolCall(name=name)) for _, name, _, _ in _ROWS]
+
+
+def as_json(data: FitnessData, results: list[ToolResult]) -> dict[str, JsonValue]:
+    """The results for a machine; null where there is none."""
+    values = {result.call.name.removeprefix("get_"): _value(result, i) for i, result in enumerate(results)}
+    missing: dict[str, JsonValue] = {r.call.name.removeprefix("get_"): r.error for r in results if r.error}
+    return {"source": data.name, "now": data.now().isoformat(timespec="minutes"), **values, "missing": missing}
+
+
+def as_table(data: FitnessData, results: list[ToolResult]) -> Table:
+    """The results for a person."""
+    table = Table(title=f"{data.now():%A, %d %B %Y, %H:%M} ({data.name})", show_header=False, title_justify="left")
+    for i, result in enumerate(results):
+        label, _, _, form = _ROWS[i]
+        value = _value(result, i)
+        if value is None:
+            table.add_row(label, f"[dim]{result.error}[/]")
+        else:
+            table.add_row(label, form.format(value) if form else _hours(int(str(value))))
+    return table
+
+
+def _value(result: ToolResult, row: int) -> JsonValue:
+    return None if result.error else result.response[_ROWS[row][2]]
+
+
+def _hours(minutes: int) -> str:
+    return f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,84 @@
+"""The transcript of what a session did: JSON Lines, one object per step, written as it happens.
+
+{"turn": 1, "step": "question", "text": ...}
+{"turn": 1, "step": "model", "model": ..., "prompt": ..., "raw": ..., "calls": [...], "text": ..., "error": null, ...}
+{"turn": 1, "step": "tool", "call": {...}, "status": "ok", "response": {...}, "seconds": ...}
+{"turn": 1, "step": "finish", "outcome": "answered", "text": ..., "detail": "", "seconds": ...}
+
+Nothing is shortened: the file holds what the model was sent, and so what was recorded of the person.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Self, TextIO
+
+from fitnesscoach.backends import Answer
+from fitnesscoach.loop import Finish
+from fitnesscoach.tools import ToolResult
+
+
+class Trace:
+    """Writes a transcript; without a file it does nothing."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream
+        self._turn = 0
+
+    @classmethod
+    def open(cls, path: Path | None) -> Self:
+        """A transcript at the end of a file; none for None.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        if path is None:
+            return cls()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return cls(path.open("a", encoding="utf-8"))
+
+    def question(self, text: str) -> None:
+        """A turn begins."""
+        self._turn += 1
+        self._write("question", text=text)
+
+    def model(self, name: str, answer: Answer, seconds: float) -> None:
+        """The model answered."""
+        said = answer.usable
+        self._write(
+            "model",
+            model=name,
+            prompt=answer.prompt,
+            raw=answer.raw,
+            calls=[call.model_dump() for call in said.calls],
+            text=said.text,
+            error=said.error,
+            lenient=said is not answer.strict,
+            seconds=round(seconds, 4),
+        )
+
+    def tool(self, result: ToolResult) -> None:
+        """A call was checked, and ran unless it was refused."""
+        self._write(
+            "tool",
+            call=result.call.model_dump(),
+            status=result.status,
+            response=result.response,
+            seconds=round(result.seconds, 4),
+        )
+
+    def finish(self, finish: Finish, seconds: float) -> None:
+        """The turn is over."""
+        self._write(
+            "finish", outcome=finish.outcome, text=finish.spoken, detail=finish.detail, seconds=round(seconds, 4)
+        )
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._stream:
+            self._stream.close()
+
+    def _write(self, step: str, **fields: Any) -> None:
+        if self._stream:
+            row = {"turn": self._turn, "step": step, **fields}
+            self._stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+            self._stream.flush()  # whoever watches the file sees the step; a crash keeps it
