@@ -17,6 +17,7 @@ from toy_rows import branching_rows
 
 from portlab_hf.model import add_adapter, load_base, train_weights_of
 from portlab_spec.assets import ModelFolder
+from portlab_spec.packing import pack_batch
 from portlab_spec.recipe import Recipe
 from portlab_torchax.setup import initial_state, jit_step, set_up
 
@@ -112,3 +113,20 @@ def curve():
         return np.array(found).T
 
     return train
+
+
+@pytest.fixture(scope="session")
+def gradients():
+    """Loss sums, number of supervised tokens and gradients of a setup's model on rows, in one program as of a step."""
+
+    def compute(setup, rows, *, trained=None, key=0):
+        plan = setup.plan([rows], accumulate=setup.recipe.accumulate)
+        batch = setup.placement.put_rows(pack_batch(rows, plan.layouts[0]), axis=1)
+
+        @jax.jit
+        def program(trained, frozen, batch, key):
+            return setup.program.gradients(trained, frozen, batch, plan.layouts[0].chunk, key)
+
+        return program(setup.start if trained is None else trained, setup.frozen, batch, jax.random.key(key))
+
+    return compute

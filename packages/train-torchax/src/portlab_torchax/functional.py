@@ -69,6 +69,7 @@ class Functional:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self._shell = _Shell(module)
+        self._places = _places(module)
         self.names = tuple(self.tensors())
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -93,9 +94,28 @@ class Functional:
             training: the module's mode: dropout, and layers that are computed again in the backward pass.
         """
         with enabled(), _mode(self.module, training=training):
-            tensors = interop.torch_view({f"module.{name}": value for name, value in values.items()})
-            output = torch.func.functional_call(self._shell, tensors, (function, *interop.torch_view(args)))
+            tensors = interop.torch_view({f"module.{place}": values[name] for place, name in self._places.items()})
+            inputs = function, *interop.torch_view(args)
+            output = torch.func.functional_call(self._shell, tensors, inputs, tie_weights=False)
             return interop.jax_view(output)
+
+
+def _places(module: nn.Module) -> dict[str, str]:
+    """Where a module holds tensors, each place once, and the name of the tensor there, which is its first place's.
+
+    functional_call finds ties by itself, but takes a tensor of a submodule that stands in two places, as PEFT's trained
+    rows do, for two places, and in the end puts what it found in the second back: the value of the call.
+    """
+    names: dict[int, str] = {}
+    tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    for name, tensor in tensors:
+        names.setdefault(id(tensor), name)
+    return {
+        f"{owner}.{leaf}" if owner else leaf: names[id(tensor)]
+        for owner, submodule in module.named_modules()
+        for leaf, tensor in (submodule._parameters | submodule._buffers).items()
+        if tensor is not None
+    }
 
 
 class _Shell(nn.Module):

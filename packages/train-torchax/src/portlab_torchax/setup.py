@@ -35,6 +35,7 @@ from portlab_spec.packing import Layout, Packing, Plan, plan
 from portlab_spec.recipe import Recipe
 from portlab_torchax import attention
 from portlab_torchax.dropout import key_names, use_keys
+from portlab_torchax.experts import use_sums
 from portlab_torchax.functional import Functional, Values, plain_torch
 from portlab_torchax.mesh import Placement
 from portlab_torchax.optim import make_optimizer
@@ -187,6 +188,7 @@ def _build(
     if recipe.lora.start_from:
         start_from(adapted, recipe.lora, Path(recipe.lora.start_from))
     use_rows_alone(adapted)
+    use_sums(adapted)
     use_keys(adapted)
     return adapted
 
