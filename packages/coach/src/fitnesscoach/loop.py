@@ -64,6 +64,11 @@ class Finish:
     messages: tuple[Message, ...]
 
     @property
+    def told(self) -> bool:
+        """Whether the user got an answer, be it in the application's words."""
+        return self.outcome == "answered" or (self.outcome in ("empty", "looped", "tool_failed") and bool(self.spoken))
+
+    @property
     def spoken(self) -> str:
         """The model's words, or the results in plain words where it found none."""
         return self.text or in_words(self.results)
@@ -145,8 +150,7 @@ class Turn:
 
     def _finish(self, outcome: Outcome, detail: str = "", text: str = "") -> tuple["Turn", Action]:
         finish = Finish(outcome, text, detail, self.results, self.before)
-        closes = outcome == "answered" or (outcome in ("empty", "looped", "tool_failed") and finish.spoken)
-        if closes:
+        if finish.told:
             finish = replace(finish, messages=(*self.messages, Message(role="assistant", content=finish.spoken)))
         return self, finish
 

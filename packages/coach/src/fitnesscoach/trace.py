@@ -18,11 +18,12 @@ from fitnesscoach.tools import ToolResult
 
 
 class Trace:
-    """Writes a transcript; without a file it does nothing."""
+    """Writes a transcript, and remembers the last turn; without a file it only remembers."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream
         self._turn = 0
+        self._rows: list[dict[str, Any]] = []
 
     @classmethod
     def open(cls, path: Path | None) -> Self:
@@ -39,6 +40,7 @@ class Trace:
     def question(self, text: str) -> None:
         """A turn begins."""
         self._turn += 1
+        self._rows = []
         self._write("question", text=text)
 
     def model(self, name: str, answer: Answer, seconds: float) -> None:
@@ -72,13 +74,32 @@ class Trace:
             "finish", outcome=finish.outcome, text=finish.spoken, detail=finish.detail, seconds=round(seconds, 4)
         )
 
+    def last_turn(self) -> list[str]:
+        """The steps of the last turn, a line each."""
+        return [_line(row) for row in self._rows]
+
     def close(self) -> None:
         """Close the file."""
         if self._stream:
             self._stream.close()
 
     def _write(self, step: str, **fields: Any) -> None:
+        row = {"turn": self._turn, "step": step, **fields}
+        self._rows.append(row)
         if self._stream:
-            row = {"turn": self._turn, "step": step, **fields}
             self._stream.write(json.dumps(row, ensure_ascii=False) + "\n")
             self._stream.flush()  # whoever watches the file sees the step; a crash keeps it
+
+
+def _line(row: dict[str, Any]) -> str:
+    seconds = f"{row['seconds']:.2f} s" if "seconds" in row else ""
+    match row["step"]:
+        case "model":
+            raw = " ".join(row["raw"].split())
+            return f"model   {seconds}, prompt of {len(row['prompt']):,} characters, answered {raw[:400]}"
+        case "tool":
+            return f"tool    {seconds}, {row['call']['name']} {row['status']}: {json.dumps(row['response'])[:400]}"
+        case "finish":
+            return f"finish  {seconds}, {row['outcome']} {row['detail']}".rstrip()
+        case _:
+            return f"{row['step']}  {row['text'][:400]}"
