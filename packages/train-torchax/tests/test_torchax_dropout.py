@@ -10,7 +10,7 @@ from torch import nn
 from portlab_spec.packing import pack_batch
 from portlab_torchax.dropout import KeyedDropout, key_names
 from portlab_torchax.functional import Functional
-from portlab_torchax.setup import initial_state
+from portlab_torchax.setup import initial_state, jit_step
 from portlab_torchax.step import make_evaluation
 
 RATE = 0.3
