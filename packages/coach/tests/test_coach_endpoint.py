@@ -165,7 +165,7 @@ def test_a_call_that_is_repeated_ends_the_turn_with_the_result_in_words(data):
 
     finish, server = finish_of(script, data)
     assert finish.outcome == "looped"
-    assert finish.spoken == f"Steps: steps {data.day(data.now().date()).steps}."
+    assert finish.spoken == f"You have walked {data.day(data.now().date()).steps:,} steps today."
     assert len(server.requests) == 2
 
 

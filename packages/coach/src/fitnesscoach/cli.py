@@ -20,6 +20,9 @@ from portlab_spec.errors import EXIT_FAILED_CHECK, UserError
 
 if TYPE_CHECKING:
     from fitnesscoach.backends import Backend
+    from fitnesscoach.providers import FitnessData
+    from fitnesscoach.session import Session
+    from fitnesscoach.trace import Trace
 
 API_KEY = "FITNESSCOACH_API_KEY"
 Dataset = Literal["fitness-213", "fitness-plus"]
@@ -57,6 +60,8 @@ class _Coach(_Data, _Server):
     """Earlier questions that the model still sees."""
     rounds: int = 4
     """Answers with calls that are accepted in one turn."""
+    words: Literal["model", "data"] = "model"
+    """Who puts results into words: the model, or nobody (for models that were trained on calls alone)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,15 +177,12 @@ def _chat(command: ChatCommand) -> int:
 
     from fitnesscoach.chat import Chat
     from fitnesscoach.providers import open_data
-    from fitnesscoach.session import Session
-    from fitnesscoach.tools import tool_set
     from fitnesscoach.trace import Trace
 
     data = open_data(command.data)
     with asyncio.Runner() as runner, contextlib.closing(Trace.open(command.trace)) as trace:
         backend = runner.run(_open_backend(command, command.model))
-        options = {"memory": command.memory, "rounds": command.rounds}
-        session = Session(backend, tool_set(command.tools, data), data, trace=trace, **options)
+        session = _session(command, backend, data, trace)
         try:
             Chat(session, trace, Console()).run(runner)
         finally:
@@ -196,16 +198,14 @@ async def _ask_once(command: AskCommand) -> int:
     from rich.console import Console
 
     from fitnesscoach.providers import open_data
-    from fitnesscoach.session import Session, ignore
+    from fitnesscoach.session import ignore
     from fitnesscoach.terminal import TurnView
-    from fitnesscoach.tools import tool_set
     from fitnesscoach.trace import Trace
 
     data = open_data(command.data)
     with contextlib.closing(Trace.open(command.trace)) as trace:
         backend = await _open_backend(command, command.model)
-        options = {"memory": command.memory, "rounds": command.rounds}
-        session = Session(backend, tool_set(command.tools, data), data, trace=trace, **options)
+        session = _session(command, backend, data, trace)
         view = TurnView(Console())
         try:
             finish = await session.ask(command.question, ignore if command.json else view.show)
@@ -266,9 +266,23 @@ async def _score(command: EvalCommand) -> dict[str, list[Any]]:
 
 
 def _web(command: WebCommand) -> int:
+    from fitnesscoach.providers import open_data
+    from fitnesscoach.trace import Trace
     from fitnesscoach.web import serve
 
-    raise SystemExit(serve(command))
+    data = open_data(command.data)
+    with contextlib.closing(Trace.open(command.trace)) as trace:
+
+        async def run() -> None:
+            backend = await _open_backend(command, command.model)
+            try:
+                await serve(lambda: _session(command, backend, data, trace.for_session()), command.host, command.port)
+            finally:
+                await backend.close()
+
+        with contextlib.suppress(KeyboardInterrupt):  # how one stops a server
+            asyncio.run(run())
+    return 0
 
 
 def _login(command: LoginCommand) -> int:
@@ -276,6 +290,23 @@ def _login(command: LoginCommand) -> int:
 
     print(f"Logged in; the tokens are in {login()}.")
     return 0
+
+
+def _session(command: _Coach, backend: "Backend", data: "FitnessData", trace: "Trace") -> "Session":
+    from fitnesscoach.session import Session
+    from fitnesscoach.tools import tool_set
+
+    if command.memory < 0 or command.rounds < 1:
+        raise UserError("--memory must be at least 0, --rounds at least 1", fix="Leave them out")
+    return Session(
+        backend,
+        tool_set(command.tools, data),
+        data,
+        memory=command.memory,
+        rounds=command.rounds,
+        own_words=command.words == "model",
+        trace=trace,
+    )
 
 
 async def _open_backend(server: _Server, model: str) -> "Backend":

@@ -4,7 +4,8 @@
 
 No input or output happens here. What can go wrong has an outcome of its own, and each turn ends after a bounded
 number of rounds. A failed turn leaves no trace in the conversation, or the next question would be asked in the
-light of a fault; a turn that has results but no words from the model is closed with the results in plain words.
+light of a fault. A turn that has results but no words from the model is closed with the results in plain words: a
+model trained on calls alone often has no better ones.
 """
 
 import re
@@ -66,7 +67,7 @@ class Finish:
     @property
     def told(self) -> bool:
         """Whether the user got an answer, be it in the application's words."""
-        return self.outcome == "answered" or (self.outcome in ("empty", "looped", "tool_failed") and bool(self.spoken))
+        return bool(self.spoken) and self.outcome not in ("refused", "cancelled")
 
     @property
     def spoken(self) -> str:
@@ -85,20 +86,24 @@ class Turn:
         before: the conversation before the question.
         messages: with the question and what came of it.
         rounds_left: answers with calls that are still accepted.
+        own_words: the model puts results into words; otherwise they are told as they are, after the first round.
         corrected: the model was told once about a call that cannot run.
     """
 
     before: tuple[Message, ...]
     messages: tuple[Message, ...]
     rounds_left: int
+    own_words: bool = True
     results: tuple[ToolResult, ...] = ()
     corrected: bool = False
 
     @classmethod
-    def ask(cls, before: Sequence[Message], question: str, rounds: int) -> tuple["Turn", Action]:
+    def ask(
+        cls, before: Sequence[Message], question: str, rounds: int, *, own_words: bool = True
+    ) -> tuple["Turn", Action]:
         """Begin a turn."""
         messages = (*before, Message(role="user", content=question))
-        return cls(tuple(before), messages, rounds), AskModel(messages)
+        return cls(tuple(before), messages, rounds, own_words), AskModel(messages)
 
     def answered(self, answer: Parsed) -> tuple["Turn", Action]:
         """The model answered."""
@@ -133,6 +138,8 @@ class Turn:
         )
         if refused and self.corrected:
             return turn._finish("bad_call", f"the model called {refused[0].call.name} wrongly: {refused[0].error}")
+        if not self.own_words and all(result.status in ("ok", "no_data") for result in results):
+            return turn._finish("answered")
         return turn, AskModel(turn.messages)
 
     def failed(self, reason: str) -> tuple["Turn", Action]:
@@ -169,6 +176,8 @@ def in_words(results: Sequence[ToolResult]) -> str:
 def _sentence(result: ToolResult) -> str:
     if result.error:
         return result.error[:1].upper() + result.error[1:] + "."
+    if result.words:
+        return result.words
     subject = result.call.name.removeprefix("get_").replace("_", " ")
     values = ", ".join(f"{key.replace('_', ' ')} {_plain(value)}" for key, value in result.response.items())
     return f"{subject[:1].upper()}{subject[1:]}: {values}."

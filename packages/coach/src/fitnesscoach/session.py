@@ -55,6 +55,7 @@ class Session:
         backend: the model; many sessions may share it.
         memory: earlier questions that the model still sees.
         rounds: answers with calls that are accepted in one turn.
+        own_words: the model puts results into words; otherwise they are told as they are.
     """
 
     def __init__(
@@ -65,10 +66,12 @@ class Session:
         *,
         memory: int = MEMORY,
         rounds: int = ROUNDS,
+        own_words: bool = True,
         trace: Trace | None = None,
     ) -> None:
         self.backend, self.tool_set, self.data = backend, tool_set, data
-        self._memory, self._rounds, self._trace = memory, rounds, trace or Trace()
+        self._memory, self._rounds, self._own_words = memory, rounds, own_words
+        self._trace = trace or Trace()
         self._messages: tuple[Message, ...] = ()
 
     def reset(self) -> None:
@@ -101,7 +104,7 @@ class Session:
         return (prompt, *(message for message in recent(self._messages, self._memory) if message.role != "developer"))
 
     async def _run(self, before: Sequence[Message], question: str, show: Show) -> Finish:
-        turn, action = Turn.ask(before, question.strip(), self._rounds)
+        turn, action = Turn.ask(before, question.strip(), self._rounds, own_words=self._own_words)
         while True:
             match action:
                 case AskModel(messages):

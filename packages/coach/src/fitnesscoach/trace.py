@@ -20,9 +20,9 @@ from fitnesscoach.tools import ToolResult
 class Trace:
     """Writes a transcript, and remembers the last turn; without a file it only remembers."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream
-        self._turn = 0
+    def __init__(self, stream: TextIO | None = None, *, session: int = 0) -> None:
+        self._stream, self._session = stream, session
+        self._turn = self._sessions = 0
         self._rows: list[dict[str, Any]] = []
 
     @classmethod
@@ -36,6 +36,11 @@ class Trace:
             return cls()
         path.parent.mkdir(parents=True, exist_ok=True)
         return cls(path.open("a", encoding="utf-8"))
+
+    def for_session(self) -> "Trace":
+        """A transcript in the same file for one of several conversations, told apart by `session`."""
+        self._sessions += 1
+        return Trace(self._stream, session=self._sessions)
 
     def question(self, text: str) -> None:
         """A turn begins."""
@@ -84,7 +89,7 @@ class Trace:
             self._stream.close()
 
     def _write(self, step: str, **fields: Any) -> None:
-        row = {"turn": self._turn, "step": step, **fields}
+        row = {**({"session": self._session} if self._session else {}), "turn": self._turn, "step": step, **fields}
         self._rows.append(row)
         if self._stream:
             self._stream.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -1,6 +1,7 @@
 """A model folder run by transformers in this process (extra `folder`), in the wire formats of `portlab_spec`."""
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
+from transformers.utils.logging import disable_progress_bar
 
 from fitnesscoach.backends.protocol import Answer, BackendError, OnText
 from portlab_spec.conversation import Conversation, Message, Tool
@@ -121,6 +123,8 @@ def detect_format(tokenizer: Tokenizer, where: str) -> str:
 
 
 def _load(folder: Path) -> Any:
+    if not sys.stderr.isatty():
+        disable_progress_bar()
     on_gpu = torch.cuda.is_available()
     try:
         model = AutoModelForCausalLM.from_pretrained(

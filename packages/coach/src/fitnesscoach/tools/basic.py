@@ -8,12 +8,22 @@ from portlab_spec.data import fitness
 
 RECENT = dt.timedelta(hours=24)  # a pulse older than that is not "current"
 
+_WORDS = {
+    "get_steps": "You have walked {steps:,} steps today.",
+    "get_daily_step_goal": "Your goal is {goal_steps:,} steps a day.",
+    "get_step_goal_progress": "You have reached {percent:.0f} % of your step goal.",
+    "get_sleeping_minutes": "You slept {minutes} minutes last night.",
+    "get_active_minutes": "You have been active for {minutes} minutes today.",
+    "get_heart_rate": "Your heart rate was {beats_per_minute} beats per minute at {measured}.",
+    "get_body_battery_level": "Your body battery is at {level} of 100.",
+}
+
 
 def toolbox(data: FitnessData) -> Toolbox:
     """The seven tools over a source of data."""
     answers = _Today(data)
     declared = {tool.name: tool for tool in fitness.tools()}
-    return Toolbox(Capability(tool, getattr(answers, name)) for name, tool in declared.items())
+    return Toolbox(Capability(tool, getattr(answers, name), words=_WORDS[name]) for name, tool in declared.items())
 
 
 class _Today:

@@ -29,11 +29,16 @@ class BadArgumentError(ValueError):
 
 @dataclass(frozen=True)
 class Capability:
-    """One tool: its declaration and the function behind it (arguments by name, JSON object back)."""
+    """One tool: its declaration and the function behind it (arguments by name, JSON object back).
+
+    Attributes:
+        words: the result as a sentence, with its keys in braces; empty for a plain list of the values.
+    """
 
     tool: Tool
     run: Callable[..., Response]
     timeout: float = TIMEOUT
+    words: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,12 +48,14 @@ class ToolResult:
     Attributes:
         response: what the model is told; for a status other than `ok` its key `error` says why.
         seconds: wall-clock time.
+        words: the response as a sentence, if the tool has one.
     """
 
     call: ToolCall
     status: Status
     response: Response
     seconds: float = 0.0
+    words: str = ""
 
     @property
     def error(self) -> str:
@@ -81,7 +88,8 @@ class Toolbox:
         capability = self._by_name[call.name]
         began = time.perf_counter()
         status, response = await _outcome(capability, call.arguments)
-        return ToolResult(call, status, response, time.perf_counter() - began)
+        words = capability.words.format(**response) if status == "ok" else ""
+        return ToolResult(call, status, response, time.perf_counter() - began, words)
 
 
 def refused(call: ToolCall, why: str) -> ToolResult:
