@@ -23,15 +23,13 @@ from portlab_serve.command_line import ServerArgs
 from portlab_serve.findings import Finding, error, note, of_error, warning
 from portlab_serve.model_checks import check_model
 from portlab_serve.model_folder import ModelFolder, read_model
+from portlab_serve.parser_names import PARSER_NAMES, PLUGIN
 from portlab_serve.targets import IMPL_VARIABLE, Implementation, Target, implementation
 from portlab_spec.errors import UserError
 from portlab_spec.formats import find_format
 from portlab_spec.serving import DEFAULT_MAX_RANK, max_rank_for
 
 SERVER = "vllm.entrypoints.openai.api_server"
-PLUGIN = "portlab_serve.vllm_plugin"
-_PARSERS = ("functiongemma", "gemma3-json", "gemma3-python", "gemma4", "qwen3")
-PARSER_NAMES = {name: f"portlab-{name}" for name in _PARSERS}
 
 
 @dataclass(frozen=True)

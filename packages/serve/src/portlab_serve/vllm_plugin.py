@@ -1,0 +1,116 @@
+"""Tool parsers for vLLM: `--tool-parser-plugin portlab_serve.vllm_plugin --tool-call-parser portlab-functiongemma`.
+
+Written against the interface of vLLM 0.32 (vllm/tool_parsers/abstract_tool_parser.py). The parsers say that they
+stream like vLLM's engine-based ones (`engine_based_streaming`): then they see each piece of text once, and
+`finish_streaming` is called at the end, which is when held-back text and an unclosed call are decided.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from vllm.entrypoints.generate.base.protocol import (
+    DeltaFunctionCall,
+    DeltaMessage,
+    DeltaToolCall,
+    ExtractedToolCallInformation,
+    FunctionCall,
+    ToolCall,
+)
+from vllm.logger import init_logger
+from vllm.tool_parsers.abstract_tool_parser import ToolParser, ToolParserManager
+
+from portlab_serve.parser_names import PARSER_NAMES
+from portlab_serve.tool_calls import OutputStream, Piece, read_output
+from portlab_spec.formats import find_format
+
+logger = init_logger(__name__)
+
+
+class PortlabToolParser(ToolParser):
+    """Reads the calls of one format; a subclass for each is registered below."""
+
+    tool_format: ClassVar[str]
+    engine_based_streaming = True
+    # A forced call stays in the model's own format: JSON, to which vLLM would constrain it, is none that it was taught.
+    supports_required_and_named = False
+
+    def __init__(self, tokenizer: Any, tools: Any = None) -> None:
+        super().__init__(tokenizer, tools)
+        self._format = find_format(self.tool_format)
+        self._stream = OutputStream(self._format)
+        tokens = list(self._format.control_tokens)
+        ids = tokenizer.convert_tokens_to_ids(tokens)
+        unknown = getattr(tokenizer, "unk_token_id", None)
+        if missing := [t for t, i in zip(tokens, ids, strict=True) if i is None or i == unknown]:
+            raise ValueError(f"the format {self.tool_format} needs the token {missing[0]}, which this tokenizer lacks")
+
+    def adjust_request(self, request: Any) -> Any:
+        """Keep control tokens in the text, by which calls are found."""
+        if _offers_tools(request):
+            request.skip_special_tokens = False
+        return request
+
+    def extract_tool_calls(self, model_output: str, request: Any) -> ExtractedToolCallInformation:
+        """The calls of a whole output."""
+        if not _offers_tools(request):
+            return ExtractedToolCallInformation(tools_called=False, tool_calls=[], content=model_output)
+        piece = read_output(self._format, model_output)
+        _log_fault(piece)
+        calls = [
+            ToolCall(id=call.id, function=FunctionCall(id=call.id, name=call.name, arguments=call.arguments))
+            for call in piece.calls
+        ]
+        return ExtractedToolCallInformation(tools_called=bool(calls), tool_calls=calls, content=piece.content or None)
+
+    def extract_tool_calls_streaming(
+        self,
+        previous_text: str,
+        current_text: str,
+        delta_text: str,
+        previous_token_ids: Sequence[int],
+        current_token_ids: Sequence[int],
+        delta_token_ids: Sequence[int],
+        request: Any,
+    ) -> DeltaMessage | None:
+        """What a piece of output makes certain."""
+        if not _offers_tools(request):
+            return DeltaMessage(content=delta_text) if delta_text else None
+        return _message(self._stream.feed(delta_text))
+
+    def finish_streaming(self) -> DeltaMessage | None:
+        """What only the end of the output makes certain."""
+        piece = self._stream.finish()
+        _log_fault(piece)
+        return _message(piece)
+
+
+def _offers_tools(request: Any) -> bool:
+    return bool(request.tools) and request.tool_choice != "none"
+
+
+def _message(piece: Piece) -> DeltaMessage | None:
+    if not piece:
+        return None
+    return DeltaMessage(
+        content=piece.content or None,
+        reasoning=piece.reasoning or None,
+        tool_calls=[
+            DeltaToolCall(
+                index=call.index,
+                id=call.id,
+                type="function",
+                function=DeltaFunctionCall(name=call.name, arguments=call.arguments),
+            )
+            for call in piece.calls
+        ],
+    )
+
+
+def _log_fault(piece: Piece) -> None:
+    if piece.fault:
+        logger.warning("Output is not all of it text and calls: %s", piece.fault)
+
+
+for _format, _name in PARSER_NAMES.items():
+    _parser = type(f"{_format.title().replace('-', '')}ToolParser", (PortlabToolParser,), {"tool_format": _format})
+    ToolParserManager.register_module(_name, module=_parser)
