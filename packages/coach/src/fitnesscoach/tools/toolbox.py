@@ -109,7 +109,7 @@ async def _outcome(capability: Capability, arguments: Mapping[str, Any]) -> tupl
         return "refused", {"error": str(error)}
     except Exception as error:
         # A message of some library ends up in the prompt: one line, short, and nothing like a control token.
-        line = _CONTROL.sub("", " ".join(str(error).split()))[:200]
+        line = " ".join(_CONTROL.sub(" ", str(error)).split())[:200]
         return "failed", {"error": f"the tool failed: {line or type(error).__name__}"}
 
 
