@@ -3,6 +3,7 @@
 import json
 import random
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from portlab_spec.errors import CheckFailed
 from portlab_torchax import cli
+from portlab_torchax.session import TorchaxSession
+from portlab_torchax.step import make_evaluation
 from portlab_torchax.training import read
 
 
@@ -150,6 +153,20 @@ def test_four_devices_say_what_one_does(on_four):
 
 def test_the_mesh_is_told(on_four):
     assert "mesh data 1 x fsdp 2 x tp 2" in on_four[2]
+
+
+# The held-out loss
+
+
+def test_the_same_rows_are_compiled_once(toy, make_rows):
+    session, rows = TorchaxSession(toy("llama", batch_size=2)), make_rows()
+    with mock.patch("portlab_torchax.training.make_evaluation", wraps=make_evaluation) as made:
+        before = session.loss(rows)
+        session.trained = {name: -2 * value for name, value in session.trained.items()}
+        assert session.loss(rows) != before
+        assert made.call_count == 1
+        session.loss(rows[:2])
+        assert made.call_count == 2
 
 
 # What gets no gradient

@@ -43,12 +43,19 @@ def sources(setup: Setup, trained: Values) -> dict[str, Callable[[], np.ndarray]
 
 
 def as_stored(setup: Setup, trained: Values) -> Values:
-    """All trained weights rounded to the types of the base's files: what is exported, in the type of training."""
+    """All trained weights rounded as the base's files will hold them, in the type of training.
+
+    Those that a program rounds likewise where it uses them are given as they are: a copy of all would not fit.
+    """
     names, tensors = stored_names(setup), open_tensors(setup.model.path)
-    return {
-        name: value.astype(tensors[names[name]].dtype).astype(value.dtype) if names[name] in tensors else value
-        for name, value in trained.items()
-    }
+
+    def rounded(name: str, value: jax.Array) -> jax.Array:
+        found = tensors.get(names[name])
+        if found is None or found.dtype in (value.dtype, setup.program.dtype):
+            return value
+        return value.astype(found.dtype).astype(value.dtype)
+
+    return {name: rounded(name, value) for name, value in trained.items()}
 
 
 def stored_names(setup: Setup) -> dict[str, str]:

@@ -57,6 +57,7 @@ class TorchaxSession:
             setup.program, setup.placement.groups, setup.placement.put_rows, setup.recipe.max_new_tokens
         )
         self._values = jax.jit(lambda trained, frozen: setup.program.values(trained, {}))
+        self._held_out: tuple[Sequence[Row], MeanLoss] | None = None
 
     def introduce(self) -> list[str]:
         """What is trained and where, a line each."""
@@ -97,7 +98,10 @@ class TorchaxSession:
 
     def loss(self, rows: Sequence[Row]) -> float:
         """Mean cross-entropy over the supervised tokens of rows."""
-        return MeanLoss(self.setup, rows)(self.trained)
+        # The same rows before and after training: packed and compiled once.
+        if self._held_out is None or self._held_out[0] is not rows:
+            self._held_out = rows, MeanLoss(self.setup, rows)
+        return self._held_out[1](self.trained)
 
     def train(self, rows: RunRows, order: BatchOrder, folder: Path, say: Say) -> Trained:
         """Train, from the newest checkpoint if there is one.
