@@ -1,9 +1,9 @@
 """Short training runs on toy Gemmas in PyTorch, several in one process: what a process can import it can be only once.
 
-python parity_runs.py RUNS.json DEVICE    writes each run's folder, and prints {name: result}
+python parity_runs.py RUNS.json HOW    writes each run's folder, and prints {name: result}
 
-DEVICE is train-xla's, or "plain": transformers, PEFT and PyTorch's own AdamW over one row at a time, without any of
-train-xla's arithmetic.
+HOW is a device of train-xla's, "torchax" for train-torchax, or "plain": transformers, PEFT and PyTorch's own AdamW over
+one row at a time, without any of the trainers' arithmetic.
 """
 
 import itertools
@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,19 +50,21 @@ class Run:
     uneven: bool = False
 
 
-def run_in_torch(file: Path, runs: Mapping[str, Run], device: str, *, devices: int = 1) -> dict[str, dict[str, Any]]:
+def run_in_torch(file: Path, runs: Mapping[str, Run], how: str, *, devices: int = 1) -> dict[str, dict[str, Any]]:
     """Do runs in another process.
 
     Args:
         file: to write, for this module to read as a program.
         runs: by name.
-        device: see the module.
+        how: see the module.
         devices: that the CPU plays for "xla".
     """
     file.write_text(json.dumps({name: asdict(run) for name, run in runs.items()}))
     done = subprocess.run(
-        [sys.executable, __file__, str(file), device],
-        env=os.environ | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices), "OMP_NUM_THREADS": "1"},
+        [sys.executable, __file__, str(file), how],
+        env=os.environ
+        | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices), "OMP_NUM_THREADS": "1"}
+        | {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
         capture_output=True,
         text=True,
         check=False,
@@ -77,17 +80,22 @@ def metrics(folder: str | Path, name: str) -> list[float]:
     return [line[name] for line in lines if name in line]
 
 
-def main(file: Path, device: str) -> None:
+def main(file: Path, how: str) -> None:
     """Do the runs of a file, one after the other."""
-    from portlab_xla import devices
-
-    devices.set_environment("cpu" if device == "plain" else device, os.environ)  # type: ignore[arg-type]
-    from portlab_xla.main_job import quieten
-
-    quieten()
     runs = {name: Run(**fields) for name, fields in json.loads(file.read_text()).items()}
-    do = train_plainly if device == "plain" else train
-    print(json.dumps({name: do(run, device) for name, run in runs.items()}))
+    if how == "plain":
+        do = train_plainly
+    elif how == "torchax":
+        do = train_with_torchax
+    else:
+        from portlab_xla import devices
+
+        devices.set_environment(how, os.environ)  # type: ignore[arg-type]
+        from portlab_xla.main_job import quieten
+
+        quieten()
+        do = partial(train, device=how)
+    print(json.dumps({name: do(run) for name, run in runs.items()}))
 
 
 def train(run: Run, device: str) -> dict[str, Any]:
@@ -157,7 +165,27 @@ def ties(model: Any) -> list[list[str]]:
     return [group for group in names.values() if len(group) > 1]
 
 
-def train_plainly(run: Run, _: str) -> dict[str, Any]:
+def train_with_torchax(run: Run) -> dict[str, Any]:
+    """Train as train-torchax does."""
+    from portlab_spec.assets import ModelFolder
+    from portlab_spec.packing import BatchOrder
+    from portlab_spec.run.data import RunRows
+    from portlab_torchax.main_job import quieten
+    from portlab_torchax.session import TorchaxSession
+    from portlab_torchax.setup import set_up
+
+    quieten()
+    recipe, said = Recipe.model_validate(run.recipe), []
+    rows = plain_rows(run.rows) if run.plain else tool_rows(run.rows)
+    folder = Path(run.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    session = TorchaxSession(set_up(recipe, ModelFolder(Path(run.model), "toy", None), tuple(run.token_ids)))
+    order = BatchOrder(rows, recipe.batch_size, recipe.steps, recipe.seed)
+    trained = session.train(RunRows(rows, [], tool_rows(run.monitored, seed=1)), order, folder, said.append)
+    return {"evals": trained.log.evals, **trained.device, "layouts": len(trained.plan.layouts), "said": said}
+
+
+def train_plainly(run: Run) -> dict[str, Any]:
     """Train in the plainest way that transformers and PEFT offer, from the adapter that the recipe starts from."""
     import torch
     from peft import PeftModel

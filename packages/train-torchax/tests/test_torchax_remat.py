@@ -79,6 +79,5 @@ def temporaries(tmp_path_factory, make_rows):
 
 def test_less_is_stored(temporaries):
     none, dots, block = map(temporaries, ("none", "dots", "block"))
-    print(none, dots, block)
-    assert block < 0.5 * none
-    assert block < dots < 0.9 * none
+    assert dots < 0.5 * none
+    assert block < 0.25 * none
