@@ -35,7 +35,10 @@ def _forward(layer: TrainableTokensLayer, inputs: torch.Tensor) -> torch.Tensor:
     if isinstance(base, nn.Embedding):
         return _looked_up(output, inputs, rows, index, getattr(base, "embed_scale", None))
     columns = functional.linear(inputs, rows.to(inputs.dtype))
-    return output.index_copy(-1, index, columns)
+    # Not index_copy: JAX differentiates it by numbering every logit, two more arrays of their size.
+    vocabulary = torch.arange(output.shape[-1], device=output.device)
+    others = (vocabulary[:, None] != index).all(-1)
+    return torch.where(others, output, 0).index_add(-1, index, columns)
 
 
 def _looked_up(
