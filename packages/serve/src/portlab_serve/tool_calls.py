@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from portlab_spec.conversation import ToolCall
 from portlab_spec.formats import Format
+from portlab_spec.formats.gemma3 import END_TURN, Gemma3
 from portlab_spec.formats.segments import Delta, Event, Parsed
 
 
@@ -54,7 +55,7 @@ def new_call_id() -> str:
 
 def read_output(fmt: Format, text: str, call_id: Callable[[], str] = new_call_id) -> Piece:
     """The message that a whole output is."""
-    parsed = fmt.parse_text(text, lenient=True)
+    parsed = fmt.parse_text(text + _end_of(fmt), lenient=True)
     calls = _numbered(parsed.calls, 0, call_id)
     return Piece(parsed.text or _unread(parsed, text), parsed.reasoning, calls, parsed.error)
 
@@ -63,7 +64,7 @@ class OutputStream:
     """A message as it arrives, in pieces of text cut anywhere."""
 
     def __init__(self, fmt: Format, call_id: Callable[[], str] = new_call_id) -> None:
-        self._stream, self._call_id = fmt.stream(lenient=True), call_id
+        self._stream, self._end, self._call_id = fmt.stream(lenient=True), _end_of(fmt), call_id
         self._raw: list[str] = []
         self._content = self._reasoning = self._calls = 0  # passed on so far: characters, characters, calls
 
@@ -74,6 +75,7 @@ class OutputStream:
 
     def finish(self) -> Piece:
         """What only the end makes certain."""
+        self._stream.feed(self._end)  # its events are part of what `close` returns
         parsed = self._stream.close()
         return Piece(
             parsed.text[self._content :] or _unread(parsed, "".join(self._raw)),
@@ -95,6 +97,14 @@ class OutputStream:
         self._reasoning += len(piece.reasoning)
         self._calls += len(calls)
         return piece
+
+
+def _end_of(fmt: Format) -> str:
+    """What to put where vLLM took the stop token off: Gemma 3's `<` at the end is text only if a turn ends there.
+
+    The native formats do without, and must: there a stop token would close a call that was cut off.
+    """
+    return END_TURN if isinstance(fmt, Gemma3) else ""
 
 
 def _numbered(calls: tuple[ToolCall, ...], first: int, call_id: Callable[[], str]) -> tuple[Call, ...]:

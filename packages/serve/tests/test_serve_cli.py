@@ -1,0 +1,88 @@
+"""The program: exit codes, what it prints, and a server that it starts."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from portlab_serve import cli
+from portlab_serve.chat_template import shipped
+from portlab_spec.errors import CheckFailed, UserError
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch):
+    for name in ("VLLM_ARGS", "PORTLAB_SERVE_CACHE", "MODEL_IMPL_TYPE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_command_is_printed_with_the_findings(functiongemma, capsys):
+    assert cli.main([str(functiongemma.path), "--print-command", "--max_model_len", "64"]) == 0
+    first, verdict, command = capsys.readouterr().out.splitlines()
+    assert first == "note    template     the model has none: functiongemma.jinja is used"
+    assert verdict == "preflight: ok (vllm, torch)"
+    assert f"--model {functiongemma.path} --max_model_len 64 --tool-call-parser portlab-functiongemma" in command
+    assert command.endswith(f"--chat-template {shipped('functiongemma')}")
+
+
+def test_the_preflight_alone_prints_no_command(functiongemma, capsys):
+    assert cli.main(["--preflight-only", str(functiongemma.path), "--target", "vllm-tpu"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "preflight: ok (vllm-tpu, torchax)"
+
+
+def test_json_holds_all_of_it(functiongemma, capsys):
+    cli.main([str(functiongemma.path), "--print-command", "--json"])
+    held = json.loads(capsys.readouterr().out)
+    assert (held["ok"], held["target"], held["tool_format"]) == (True, "vllm", "functiongemma")
+    assert held["findings"][0].keys() == {"level", "check", "what", "where", "fix"}
+
+
+def test_vllm_args_are_read(functiongemma, monkeypatch, capsys):
+    monkeypatch.setenv("VLLM_ARGS", f"--model {functiongemma.path} --port 1")
+    cli.main(["--print-command"])
+    assert f"--model {functiongemma.path} --port 1 --tool" in capsys.readouterr().out
+
+
+def test_a_failed_check_is_one_line_and_stops(functiongemma):
+    (functiongemma.path / "tokenizer.json").unlink()
+    with pytest.raises(CheckFailed, match="tokenizer not found") as raised:
+        cli.main([str(functiongemma.path), "--preflight-only"])
+    assert raised.value.exit_code == 1
+
+
+def test_a_failed_check_can_be_passed_over(functiongemma):
+    functiongemma.write_config(architectures=[])
+    assert cli.main([str(functiongemma.path), "--preflight-only", "--ignore-preflight"]) == 0
+
+
+def test_the_cache_may_come_from_the_environment(functiongemma, monkeypatch, capsys):
+    monkeypatch.setenv("PORTLAB_SERVE_CACHE", "/cache")
+    cli.main([str(functiongemma.path), "--print-command"])
+    assert "VLLM_CACHE_ROOT=/cache/vllm" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "complaint"),
+    [
+        ([], "there is no adapter to check"),
+        (["--lora-modules", "a=/x", "--uds", "/s"], "cannot be used with --uds"),
+    ],
+)
+def test_an_effect_that_cannot_be_checked_is_refused(functiongemma, more, complaint):
+    with pytest.raises(UserError, match=complaint):
+        cli.main([str(functiongemma.path), "--target", "cpu", "--check-adapter", *more])
+
+
+def test_the_servers_code_is_the_programs(functiongemma, tmp_path):
+    """A package `vllm` that ends with 7 stands in for the server."""
+    package = tmp_path / "vllm" / "entrypoints" / "openai"
+    package.mkdir(parents=True)
+    (package / "api_server.py").write_text("import sys; print(*sys.argv[1:3]); sys.exit(7)")
+    argv = [str(functiongemma.path), "--target", "cpu"]
+    code = f"from portlab_serve import cli; import sys; sys.argv[1:] = {argv!r}; cli.entry()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (7, f"--model {functiongemma.path}\n")
+    assert "preflight: ok (cpu, torch)" in done.stderr
