@@ -1,0 +1,130 @@
+"""The image and its compose file: instructions, pins, and flags that vLLM and portlab-serve take."""
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from portlab_serve.cli import Options
+from portlab_serve.command_line import ServerArgs, resolve
+from portlab_serve.findings import errors_of
+from portlab_serve.launch import prepare
+
+ROOT = Path(__file__).parents[3]
+DOCKER = ROOT / "docker"
+COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text(encoding="utf-8"))
+SERVICES = COMPOSE["services"]
+VLLM_OPTIONS = (Path(__file__).parent / "data" / "vllm_0.32_options.txt").read_text().split("\n")[1:]
+CHIPS = {"v6e-8": 8, "v6e-8-dp2": 8, "v5e-8": 8, "v6e-1": 1}
+
+
+def instructions() -> list[tuple[str, str]]:
+    text = (DOCKER / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    return [(name, rest.strip()) for name, _, rest in (line.partition(" ") for line in lines)]
+
+
+def args_of(service: str, model: str) -> ServerArgs:
+    words = [re.sub(r"\$\{MODEL:-[^}]*\}", "MODEL", word) for word in SERVICES[service]["command"]]
+    return resolve([model if word == "/models/MODEL" else word for word in words])
+
+
+# ------------------------------------------------------------------------------------------------- image
+
+
+def test_the_last_stage_runs_portlab_serve():
+    scripts = tomllib.loads((ROOT / "packages" / "serve" / "pyproject.toml").read_text())["project"]["scripts"]
+    (entrypoint,) = [rest for name, rest in instructions() if name == "ENTRYPOINT"]
+    assert entrypoint == '["portlab-serve"]'
+    assert "portlab-serve" in scripts
+
+
+def test_every_instruction_exists():
+    known = {
+        "ARG",
+        "FROM",
+        "COPY",
+        "RUN",
+        "ENV",
+        "VOLUME",
+        "EXPOSE",
+        "STOPSIGNAL",
+        "HEALTHCHECK",
+        "ENTRYPOINT",
+        "LABEL",
+    }
+    assert {name for name, _ in instructions()} == known
+
+
+def test_what_is_copied_is_there_and_not_ignored():
+    kept = [line[1:] for line in (DOCKER / "Dockerfile.dockerignore").read_text().splitlines() if line[:1] == "!"]
+    for name, rest in instructions():
+        if name == "COPY" and not rest.startswith("--from"):
+            source = shlex.split(rest)[0]
+            assert (ROOT / source).exists()
+            assert source in kept
+
+
+def test_the_pins_come_before_the_code():
+    copied = [rest for name, rest in instructions() if name == "COPY"]
+    assert copied.index("docker/requirements.txt /opt/requirements.txt") < copied.index(
+        "--from=wheels /wheels /opt/wheels"
+    )
+
+
+def test_every_requirement_is_pinned_and_no_index_is_named():
+    lines = (DOCKER / "requirements.txt").read_text().splitlines()
+    assert all(re.fullmatch(r"[a-z0-9][a-z0-9._-]*==\S+", line) for line in lines)
+    assert "vllm-tpu==0.32.0" in lines
+
+
+def test_what_portlab_needs_is_pinned():
+    pinned = {line.partition("==")[0] for line in (DOCKER / "requirements.txt").read_text().splitlines()}
+    for package in ("spec", "serve"):
+        project = tomllib.loads((ROOT / "packages" / package / "pyproject.toml").read_text())["project"]
+        needed = {re.split(r"[<>=\[]", name)[0] for name in project["dependencies"]} - {"portlab-spec"}
+        assert needed <= pinned
+
+
+# ----------------------------------------------------------------------------------------------- compose
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_every_flag_is_one_of_vllms(service):
+    for option in args_of(service, "/m").options:
+        assert option.name in VLLM_OPTIONS
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_the_flags_use_the_chips_of_the_slice(service):
+    args = args_of(service, "/m")
+    used = int(args.value("--tensor-parallel-size") or 1) * int(args.value("--data-parallel-size") or 1)
+    assert used == CHIPS[service]
+
+
+@pytest.mark.parametrize("service", ["v6e-8", "v6e-8-dp2", "v5e-8"])
+def test_a_gemma_4_passes_the_checks_of_its_service(service, gemma4_31b):
+    launch = prepare(args_of(service, str(gemma4_31b.path)), "vllm-tpu", {})
+    assert errors_of(launch.findings) == []
+    assert launch.implementation == "jax"
+
+
+def test_a_functiongemma_passes_the_checks_of_its_service(functiongemma):
+    assert errors_of(prepare(args_of("v6e-1", str(functiongemma.path)), "vllm-tpu", {}).findings) == []
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_is_chosen_by_its_profile_and_keeps_its_caches(service):
+    held = SERVICES[service]
+    assert held["profiles"] == [service]
+    assert held["privileged"]
+    assert held["init"]
+    assert "cache:/cache" in held["volumes"]
+
+
+def test_no_option_of_ours_hides_one_of_vllms():
+    ours = {f"--{name.replace('_', '-')}" for name in Options.__dataclass_fields__}
+    assert not ours & set(VLLM_OPTIONS)
