@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tiny_run import TinyRuns, Interrupted
+from tiny_run import Interrupted, TinyRuns
 
 from portlab_spec.assets import resolve_model
 from portlab_spec.packing import BatchOrder
