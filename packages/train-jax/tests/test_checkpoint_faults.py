@@ -171,3 +171,17 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
         monkeypatch.setattr(ocp.CheckpointManager, "save", fail)
         with pytest.raises(UserError, match="the disk is full, the checkpoint could not be written"):
             checkpoints.save(state_at(1), TrainLog([0.5], 1.0), METADATA)
+
+
+def test_an_old_step_whose_removal_was_cut_off_goes_without_a_word(folder, caplog):
+    (folder / "1" / "adapter" / "_METADATA").unlink()
+    with Checkpoints(folder, keep=1) as checkpoints:
+        assert checkpoints.steps == [2]
+    assert sorted(path.name for path in folder.iterdir()) == ["2"]
+    assert not caplog.records
+
+
+def test_a_step_that_is_still_wanted_is_set_aside(folder):
+    (folder / "1" / "adapter" / "_METADATA").unlink()
+    with Checkpoints(folder, keep=2):
+        assert (folder / "1.damaged").is_dir()

@@ -243,12 +243,17 @@ class Checkpoints:
         return self._folder / str(step)
 
     def _tidy(self) -> None:
-        """Remove what an interrupted save left, set aside what only looks like a checkpoint."""
+        """Remove what an interrupted save or removal left, set aside what only looks like a checkpoint."""
         self._remove_partial()
         folders = self._folder.iterdir() if self._folder.is_dir() else ()
-        for folder in sorted(path for path in folders if path.is_dir() and path.name.isdecimal()):
-            if fault := why_incomplete(folder):
-                _rename_damaged(folder, fault)
+        steps = {int(path.name): path for path in folders if path.is_dir() and path.name.isdecimal()}
+        faults = {step: why_incomplete(path) for step, path in steps.items()}
+        for step, fault in sorted(faults.items()):
+            newer = sum(not found for other, found in faults.items() if other > step)
+            if fault and newer >= self._keep and not self._keep_best:
+                shutil.rmtree(steps[step])  # it was on its way out when the process was killed
+            elif fault:
+                _rename_damaged(steps[step], fault)
 
     def _set_aside(self, step: int, why: str) -> None:
         if _leads():
