@@ -43,6 +43,8 @@ def test_a_failed_stage_leaves_nothing(tmp_path):
 def test_the_line_of_a_stage():
     stage = Stage(answers(), 4.23)
     assert scored_line("before", stage, cached=False) == "scored before training: 59/63 exact calls in 4.2 s"
+    said = scored_line("before", stage, cached=False, tokens_per_second=123.4)
+    assert said == "scored before training: 59/63 exact calls in 4.2 s, 123 tokens/s generated"
     assert scored_line("after", stage, cached=True) == "scored after training: 59/63 exact calls in 4.2 s (cached)"
 
 

@@ -188,20 +188,24 @@ def _silent(_: str) -> None:
 def _scored(
     name: str, session: Session, data: RunData, rows: RunRows, tokenizer: Tokenizer, folder: Path, say: Say
 ) -> Stage:
-    stops = stop_ids(data.fmt, tokenizer)
+    stops, speed = stop_ids(data.fmt, tokenizer), 0.0
 
     def compute() -> Answers:
         with bar(f"score {name} training", len(data.held_out)) as advance:
 
             def generate(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-                return session.generate(prompts, stops, lambda done: advance(done, ""))
+                nonlocal speed
+                started = time.perf_counter()
+                outputs = session.generate(prompts, stops, lambda done: advance(done, ""))
+                speed = sum(map(len, outputs)) / (time.perf_counter() - started)
+                return outputs
 
             answers = evaluate(generate, data.held_out, data.fmt, tokenizer, train=data.train)
             loss = session.loss(rows.held_out)
             return Answers(answers.evaluation.model_copy(update={"loss": loss}), answers.outputs)
 
     stage, cached = cached_stage(folder / f"{name}.json", compute)
-    say(scored_line(name, stage, cached=cached))
+    say(scored_line(name, stage, cached=cached, tokens_per_second=speed))
     return stage
 
 

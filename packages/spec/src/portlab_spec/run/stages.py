@@ -43,8 +43,16 @@ def cached_stage(path: Path, compute: Callable[[], Answers]) -> tuple[Stage, boo
     return Stage(answers, seconds), False
 
 
-def scored_line(name: str, stage: Stage, *, cached: bool) -> str:
-    """What the user is told of a scored model; `name` is "before" or "after"."""
+def scored_line(name: str, stage: Stage, *, cached: bool, tokens_per_second: float = 0.0) -> str:
+    """What the user is told of a scored model.
+
+    Args:
+        name: "before" or "after".
+        stage: the result.
+        cached: was it there already?
+        tokens_per_second: at which the answers were generated, compilation included; 0 if they were not.
+    """
     exact = stage.answers.evaluation.metrics["call_exact"]
     note = " (cached)" if cached else ""
-    return f"scored {name} training: {exact.hits}/{exact.count} exact calls in {stage.seconds:.1f} s{note}"
+    speed = f", {tokens_per_second:.0f} tokens/s generated" if tokens_per_second else ""
+    return f"scored {name} training: {exact.hits}/{exact.count} exact calls in {stage.seconds:.1f} s{speed}{note}"
