@@ -44,11 +44,13 @@ def test_vllm_args_are_read(functiongemma, monkeypatch, capsys):
     assert f"--model {functiongemma.path} --port 1 --tool" in capsys.readouterr().out
 
 
-def test_a_failed_check_is_one_line_and_stops(functiongemma):
+def test_a_failed_check_is_one_line_and_stops(functiongemma, capsys):
     (functiongemma.path / "tokenizer.json").unlink()
-    with pytest.raises(CheckFailed, match="tokenizer not found") as raised:
+    with pytest.raises(CheckFailed, match="the preflight found 1 error, listed above") as raised:
         cli.main([str(functiongemma.path), "--preflight-only"])
     assert raised.value.exit_code == 1
+    where = functiongemma.path / "tokenizer.json"
+    assert capsys.readouterr().out.startswith(f"error   tokenizer    {where}: tokenizer not found. Check the path\n")
 
 
 def test_a_failed_check_can_be_passed_over(functiongemma):

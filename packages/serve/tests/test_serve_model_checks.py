@@ -91,7 +91,7 @@ def test_a_text_only_gemma_4_has_no_config_for_the_jax_model(gemma4_31b):
 def test_names_of_the_multimodal_class_under_the_text_class_are_refused(functiongemma):
     functiongemma.rename("model.language_model.")
     finding = only_fault(functiongemma)
-    assert finding.what == "tensors are named model.language_model.*, and Gemma3ForCausalLM (torch) takes model."
+    assert finding.what == "tensors are named model.language_model.*, and Gemma3ForCausalLM (torch) takes model.*"
     assert "Gemma3ForConditionalGeneration" in finding.fix
 
 

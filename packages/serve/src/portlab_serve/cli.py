@@ -100,12 +100,10 @@ def _report(launch: Launch, *, command: bool, to_stdout: bool) -> None:
 
 
 def _require(launch: Launch) -> None:
-    errors = errors_of(launch.findings)
-    if not errors:
-        return
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    first = errors[0]
-    raise CheckFailed(first.what + more, where=first.where, fix=first.fix or "Start anyway with --ignore-preflight")
+    errors = len(errors_of(launch.findings))
+    if errors:
+        what = f"the preflight found {errors} error{'s' if errors > 1 else ''}, listed above"
+        raise CheckFailed(what, fix="Mend the model folder or the options, or pass --ignore-preflight")
 
 
 def _client_settings(args: ServerArgs) -> dict[str, str]:

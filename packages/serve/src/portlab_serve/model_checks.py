@@ -72,7 +72,7 @@ def _names(model: ModelFolder, implementation: Implementation) -> Iterator[Findi
     if prefix not in takes:
         yield error(
             "weights",
-            f"tensors are named {prefix}*, and {model.architecture} ({implementation}) takes {' or '.join(takes)}",
+            f"tensors are named {prefix}*, and {model.architecture} ({implementation}) takes {'* or '.join(takes)}*",
             str(model.path),
             _other_class(prefix, model, implementation),
         )
