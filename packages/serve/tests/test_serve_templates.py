@@ -1,5 +1,7 @@
 """The shipped chat templates write what `portlab_spec.formats` writes, for every conversation that it can write."""
 
+import importlib.util
+from pathlib import Path
 from random import Random
 
 import jinja2
@@ -151,3 +153,26 @@ def test_a_broken_template_is_replaced():
     choice = choose("gemma3-json", "{% for %}")
     assert choice.path == shipped("gemma3-json")
     assert "fails on a conversation with tools" in choice.reason
+
+
+def published(file: str) -> str:
+    """A template as TRL ships it, found without importing TRL, which imports torch."""
+    spec = importlib.util.find_spec("trl")
+    if spec is None or spec.origin is None:
+        pytest.skip("trl, which ships the templates, is not installed")
+    return (Path(spec.origin).parent / "chat_templates" / file).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("file", ["gemma4_v3.jinja", "gemma4.jinja", "gemma4_v4.jinja", "gemma4_v5.jinja"])
+def test_a_published_gemma_4_template_is_kept(file: str):
+    assert choose("gemma4", published(file)).path is None
+
+
+def test_the_first_gemma_4_template_is_replaced_because_it_breaks_results():
+    assert choose("gemma4", published("gemma4_v2.jinja")).path == shipped("gemma4")
+
+
+def test_the_published_gemma_3_template_is_replaced_because_it_knows_no_tools():
+    choice = choose("gemma3-json", published("gemma3.jinja"))
+    assert choice.path == shipped("gemma3-json")
+    assert "fails on a conversation with tools (Conversation roles must alternate" in choice.reason

@@ -89,16 +89,9 @@ def prepare(
     Raises:
         UserError: an unknown tool format, or --lora-modules or MODEL_IMPL_TYPE cannot be meant so.
     """
-    findings = [note("arguments", line) for line in args.notes]
-    if "--config" in args:
-        findings.append(
-            warning(
-                "arguments", "its options are not seen by these checks", "--config", "Give them on the command line"
-            )
-        )
-    model, found = _read(args.model)
-    findings += found
     requests = requested_adapters(args.values("--lora-modules"))
+    model, findings = _read(args.model)
+    findings = [*_argument_findings(args, bool(requests)), *findings]
     lora = bool(requests) or args.is_on("--enable-lora")
     code = implementation(target, model.architecture if model else "", lora=lora, environ=environ)
     chosen = _tool_format(tool_format, model)
@@ -106,24 +99,30 @@ def prepare(
     for request in requests:
         adapter, found = read_adapter(request)
         findings += found
-        if adapter:
-            adapters.append(adapter)
+        adapters += [adapter] if adapter else []
     if model:
         findings += check_model(model, code, chosen)
         findings += (finding for adapter in adapters for finding in check_adapter(adapter, model, target))
-        findings += check_target_modules(adapters, args.values("--lora-target-modules"))
+    findings += check_target_modules(adapters, args.values("--lora-target-modules"))
     findings += check_rank(adapters, args.value("--max-lora-rank"))
     template = _template(args, model, chosen)
     findings += _template_findings(args, model, chosen, template)
     findings += _parser_findings(args, chosen)
-    words = [*_lora_words(args, requests != [], adapters), *_tool_words(args, chosen)]
+    words = [*_lora_words(args, bool(requests), adapters), *_tool_words(args, chosen)]
     if template and template.path:
         words += ["--chat-template", str(template.path)]
     environment = dict(_environment(target, environ, lora=lora, cache=cache))
-    if lora and requests and any(option.name == "--enable-lora" and option.negated for option in args.options):
-        findings.append(error("arguments", "is given beside --lora-modules", "--no-enable-lora", "Drop one of the two"))
     command = (sys.executable, "-m", SERVER, *args.words, *words)
     return Launch(target, code, chosen, command, environment, tuple(findings))
+
+
+def _argument_findings(args: ServerArgs, adapters: bool) -> Iterator[Finding]:
+    yield from (note("arguments", line) for line in args.notes)
+    if "--config" in args:
+        what = "its options are not seen by these checks"
+        yield warning("arguments", what, "--config", "Give them on the command line")
+    if adapters and "--enable-lora" in args and not args.is_on("--enable-lora"):
+        yield error("arguments", "is given beside --lora-modules", "--no-enable-lora", "Drop one of the two")
 
 
 def _read(name: str) -> tuple[ModelFolder | None, list[Finding]]:
