@@ -116,11 +116,11 @@ def test_once_every_row_has_stopped_no_more_is_computed(made, expected, monkeypa
 
     monkeypatch.setattr(Decoder, "_choose", counted)
     decoder, values = decoder_of(made(GEMMA)[0], 50)
-    said = expected(GEMMA, "one prompt")[0][:2]
-    assert said[0] != said[1]
-    assert decoder(values, PROMPTS["one prompt"], said[1:]) == [said]
+    said = expected(GEMMA, "one prompt")[0]
+    end = next(i for i, token in enumerate(said) if token != said[0])
+    assert decoder(values, PROMPTS["one prompt"], [said[end]]) == [said[: end + 1]]
     jax.effects_barrier()
-    assert len(steps) == 2
+    assert len(steps) == end + 1
 
 
 def test_one_new_token(made, expected):
