@@ -82,16 +82,16 @@ def test_the_abstract_step_is_the_program_of_a_run(toy, make_rows):
 
 
 @needs_compiler
-@pytest.mark.parametrize("case", ["gemma3, two kv heads", "llama"])
-def test_it_compiles_for_a_slice_from_a_config_alone(case, toy_folder, tmp_path):
-    (tmp_path / "config.json").write_bytes((toy_folder(case) / "config.json").read_bytes())
-    settings = {"model": str(tmp_path), "batch_size": 8, "max_length": 256, "lora": {"rank": 4, "alpha": 8}}
-    settings["lora"]["train_control_rows"] = False
+def test_it_compiles_for_a_slice_from_a_config_alone(toy_folder, tmp_path):
+    config = json.loads((toy_folder("llama") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    settings = {"model": str(tmp_path), "batch_size": 8, "max_length": 128}
+    settings["lora"] = {"rank": 4, "alpha": 8, "targets": ["q_proj"], "train_control_rows": False}
     recipe = Recipe.model_validate(settings).model_dump(mode="json")
-    result = compile_job(Job("train", recipe, "v5e-8", "torchax", length=256))
+    result = compile_job(Job("train", recipe, "v5e-8", "torchax", length=128))
     assert not result.error
     (shape,) = result.programs["shapes"]
-    assert (shape["attention"], shape["analytic"]) == ({"sliding": "xla", "full": "xla"}, None)
+    assert (shape["attention"], shape["analytic"]) == ({"full": "xla"}, None)
     program = Program.from_json(shape["program"])
     assert program.fits
     assert program.flops > 0
