@@ -109,3 +109,13 @@ def test_an_adapter_cannot_be_named_and_switched_off(functiongemma, tmp_path):
 @pytest.mark.parametrize("name", sorted(PARSER_NAMES))
 def test_every_parser_is_named_for_its_format(name):
     assert PARSER_NAMES[name] == f"portlab-{name}"
+
+
+@pytest.mark.parametrize(
+    "option",
+    [["--generation-config", "vllm"], ["--override-generation-config", '{"temperature": 0}']],
+    ids=lambda o: o[0],
+)
+def test_an_option_that_loses_the_stops_is_a_warning(functiongemma, option):
+    launch = prepare(resolve([str(functiongemma.path), *option]), "vllm", {})
+    assert [f.check for f in launch.findings if f.level == "warning"] == ["stops"]

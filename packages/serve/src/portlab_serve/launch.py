@@ -121,6 +121,12 @@ def _argument_findings(args: ServerArgs, adapters: bool) -> Iterator[Finding]:
     if "--config" in args:
         what = "its options are not seen by these checks"
         yield warning("arguments", what, "--config", "Give them on the command line")
+    if args.value("--generation-config") == "vllm":
+        what = "generation_config.json is not read, and the stop tokens it lists are lost"
+        yield warning("stops", what, "--generation-config vllm", "Leave it out, or send stop_token_ids")
+    if "--override-generation-config" in args:
+        what = "has lost the stop tokens of generation_config.json (vllm#45591)"
+        yield warning("stops", what, "--override-generation-config", "Edit generation_config.json instead")
     if adapters and "--enable-lora" in args and not args.is_on("--enable-lora"):
         yield error("arguments", "is given beside --lora-modules", "--no-enable-lora", "Drop one of the two")
 
