@@ -111,11 +111,7 @@ def test_every_parser_is_named_for_its_format(name):
     assert PARSER_NAMES[name] == f"portlab-{name}"
 
 
-@pytest.mark.parametrize(
-    "option",
-    [["--generation-config", "vllm"], ["--override-generation-config", '{"temperature": 0}']],
-    ids=lambda o: o[0],
-)
+@pytest.mark.parametrize("option", ["--generation-config=vllm", '--override-generation-config={"temperature": 0}'])
 def test_an_option_that_loses_the_stops_is_a_warning(functiongemma, option):
     launch = prepare(resolve([str(functiongemma.path), option]), "vllm", {})
     assert [f.check for f in launch.findings if f.level == "warning"] == ["stops"]
