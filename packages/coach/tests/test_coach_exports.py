@@ -131,7 +131,7 @@ def test_a_folder_of_broken_files_is_an_error(tmp_path):
 
 
 def test_a_folder_without_exports_is_an_error(tmp_path):
-    with pytest.raises(UserError, match="no .fit, .tcx or .gpx file"):
+    with pytest.raises(UserError, match="file is in it"):
         load(tmp_path)
 
 

@@ -117,9 +117,10 @@ def _read_fit(file: Path) -> Iterable[_Export]:
 
     stream = Stream.from_file(str(file))
     try:
-        messages, errors = Decoder(stream).read()
+        decoded: tuple[Any, list[Exception]] = Decoder(stream).read()
     finally:
         stream.close()
+    messages, errors = decoded
     sessions = [row for row in messages.get("session_mesgs", ()) if row.get("start_time")]
     if not sessions:
         raise ValueError(str(errors[0]) if errors else "holds no workout")
@@ -168,8 +169,10 @@ def _read_gpx(file: Path) -> Iterable[_Export]:
         bounds = track.get_time_bounds()
         if not (bounds.start_time and bounds.end_time):
             continue
-        points = [point for segment in track.segments for point in segment.points if point.time]
-        beats = tuple(Beat(_naive(point.time), rate) for point in points if (rate := _gpx_pulse(point.extensions)))
+        points = [point for segment in track.segments for point in segment.points]
+        beats = tuple(
+            Beat(_naive(point.time), rate) for point in points if point.time and (rate := _gpx_pulse(point.extensions))
+        )
         yield _Export(
             Workout(
                 _naive(bounds.start_time),
