@@ -3,6 +3,11 @@
 import asyncio
 import json
 import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
 
 import pytest
 from aiohttp import ClientSession, web
@@ -11,7 +16,8 @@ from fake_openai import call, last_role, make_calls, say, serving
 from fitnesscoach.backends.endpoint import Endpoint
 from fitnesscoach.session import Session
 from fitnesscoach.tools import tool_set
-from fitnesscoach.web import MAX_SESSIONS, Sessions, application
+from fitnesscoach.web import MAX_SESSIONS, Sessions, application, serve
+from portlab_spec.errors import UserError
 
 
 async def coach(body, request):
@@ -200,3 +206,23 @@ def test_the_session_idle_longest_makes_room(data):
     assert sessions.get("0") is first
     assert sessions.get("1") is not first
     assert len(made) == MAX_SESSIONS + 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_program_serves_until_it_is_told_to_stop(number):
+    args = [sys.executable, "-m", "fitnesscoach", "web", "--port", "0", "--endpoint", "http://127.0.0.1:9/v1"]
+    process = subprocess.Popen([*args, "--model", "m"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        address = re.search(r"http://\S+", process.stdout.readline())[0]
+        with urllib.request.urlopen(address, timeout=10) as response:
+            assert b"Fitness coach" in response.read()
+        process.send_signal(number)
+        assert process.wait(10) == 0
+        assert process.stderr.read() == ""
+    finally:
+        process.kill()
+
+
+def test_a_port_that_is_taken_is_one_line(data):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="in use"):
+        asyncio.run(serve(lambda: Session(None, tool_set("basic", data), data), "127.0.0.1", taken.getsockname()[1]))

@@ -1,6 +1,7 @@
 """What was recorded today, without any model."""
 
 from pydantic import JsonValue
+from rich.console import Group
 from rich.table import Table
 
 from fitnesscoach.providers import FitnessData
@@ -32,9 +33,9 @@ def as_json(data: FitnessData, results: list[ToolResult]) -> dict[str, JsonValue
     return {"source": data.name, "now": data.now().isoformat(timespec="minutes"), **values, "missing": missing}
 
 
-def as_table(data: FitnessData, results: list[ToolResult]) -> Table:
+def as_table(data: FitnessData, results: list[ToolResult]) -> Group:
     """The results for a person."""
-    table = Table(title=f"{data.now():%A, %d %B %Y, %H:%M} ({data.name})", show_header=False, title_justify="left")
+    table = Table(show_header=False)
     for i, result in enumerate(results):
         label, _, _, form = _ROWS[i]
         value = _value(result, i)
@@ -42,7 +43,7 @@ def as_table(data: FitnessData, results: list[ToolResult]) -> Table:
             table.add_row(label, f"[dim]{result.error}[/]")
         else:
             table.add_row(label, form.format(value) if form else _hours(int(str(value))))
-    return table
+    return Group(f"{data.now():%A, %d %B %Y, %H:%M} ({data.name})", table)
 
 
 def _value(result: ToolResult, row: int) -> JsonValue:
