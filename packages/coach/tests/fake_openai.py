@@ -6,8 +6,9 @@ can tell whether a client went away properly.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +55,28 @@ async def serving(script: Script) -> AsyncIterator[FakeServer]:
         yield fake
     finally:
         await runner.cleanup()
+
+
+@contextmanager
+def in_thread(script: Script) -> Iterator[FakeServer]:
+    """A scripted server in a thread, for a client in another process."""
+    started, at = threading.Event(), dict[str, Any]()
+
+    async def main() -> None:
+        at["stop"], at["loop"] = asyncio.Event(), asyncio.get_running_loop()
+        async with serving(script) as fake:
+            at["fake"] = fake
+            started.set()
+            await at["stop"].wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    started.wait(10)
+    try:
+        yield at["fake"]
+    finally:
+        at["loop"].call_soon_threadsafe(at["stop"].set)
+        thread.join(10)
 
 
 def call(name: str, arguments: Any = None, index: int = 0) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from fake_openai import call, chunk, last_role, make_calls, say, stream
-from test_coach_terminal import server
+from fake_openai import call, chunk, in_thread, last_role, make_calls, say, stream
 
 from fitnesscoach.cli import main
 from portlab_spec.errors import CheckFailed, UserError
@@ -47,7 +46,7 @@ def test_summary_as_json_has_a_value_for_each_tool(capsys):
 
 
 def test_ask_prints_the_answer_and_its_calls_as_json(capsys):
-    with server(coach) as fake:
+    with in_thread(coach) as fake:
         code = main(["ask", "How many steps?", "--json", "--endpoint", fake.url, "--model", "tuned"])
     found = json.loads(capsys.readouterr().out)
     assert code == 0
@@ -57,25 +56,25 @@ def test_ask_prints_the_answer_and_its_calls_as_json(capsys):
 
 
 def test_ask_without_words_of_the_model_tells_the_result(capsys):
-    with server(coach) as fake:
+    with in_thread(coach) as fake:
         main(["ask", "How many steps?", "--words", "data", "--endpoint", fake.url, "--model", "tuned"])
         assert len(fake.requests) == 1
     assert "You have walked" in capsys.readouterr().out
 
 
 def test_ask_without_an_answer_is_exit_code_one(capsys):
-    with server(failing) as fake:
+    with in_thread(failing) as fake:
         assert main(["ask", "x", "--endpoint", fake.url, "--model", "m"]) == 1
     assert "m: the server reports: engine died" in capsys.readouterr().out
 
 
 def test_the_only_model_of_an_endpoint_need_not_be_named():
-    with server(coach) as fake, pytest.raises(UserError, match="one of: base, tuned"):
+    with in_thread(coach) as fake, pytest.raises(UserError, match="one of: base, tuned"):
         main(["ask", "x", "--endpoint", fake.url])
 
 
 def test_eval_compares_two_models_with_paired_intervals(capsys, tmp_path):
-    with server(coach) as fake:
+    with in_thread(coach) as fake:
         out = tmp_path / "scores.json"
         args = ["--endpoint", fake.url, "--model", "base", "--model", "tuned", "--compare", "--out", str(out)]
         assert main(["eval", *args]) == 0
@@ -93,7 +92,7 @@ def test_eval_compares_two_models_with_paired_intervals(capsys, tmp_path):
 
 
 def test_eval_sends_what_the_data_set_holds(capsys):
-    with server(coach) as fake:
+    with in_thread(coach) as fake:
         args = ["--endpoint", fake.url, "--model", "tuned", "--dataset", "fitness-plus", "--limit", "5", "--json"]
         assert main(["eval", *args]) == 0
         assert len(fake.requests) == 5
@@ -103,14 +102,14 @@ def test_eval_sends_what_the_data_set_holds(capsys):
 
 
 def test_eval_counts_a_cut_off_answer_as_malformed(capsys):
-    with server(cut_off) as fake:
+    with in_thread(cut_off) as fake:
         main(["eval", "--endpoint", fake.url, "--model", "m", "--limit", "3", "--json"])
     metrics = json.loads(capsys.readouterr().out)[0]["models"]["m"]["metrics"]
     assert metrics["parse_rate"]["value"] == metrics["stopped_rate"]["value"] == 0
 
 
 def test_eval_scores_nothing_when_requests_fail():
-    with server(failing) as fake, pytest.raises(CheckFailed, match="3 of 3 requests got no answer"):
+    with in_thread(failing) as fake, pytest.raises(CheckFailed, match="3 of 3 requests got no answer"):
         main(["eval", "--endpoint", fake.url, "--model", "m", "--limit", "3"])
 
 

@@ -1,7 +1,7 @@
 """The loop alone: events in, actions out, nothing run."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fitnesscoach.loop import AskModel, Finish, RunCalls, Turn, in_words, recent
@@ -117,6 +117,7 @@ parsed = st.one_of(
 status = st.sampled_from(["ok", "no_data", "failed", "timeout", "refused"])
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5), st.booleans(), st.lists(parsed, min_size=12, max_size=12), st.data())
 def test_whatever_happens_a_turn_ends_and_leaves_a_conversation_that_every_format_can_write(rounds, own, answers, data):
     turn, action = Turn.ask(BEFORE, "How many steps?", rounds, own_words=own)

@@ -9,11 +9,9 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 import time
-from contextlib import contextmanager
 
-from fake_openai import call, last_role, make_calls, say, serving
+from fake_openai import call, in_thread, last_role, make_calls, say
 from rich.console import Console
 
 from fitnesscoach.loop import Finish
@@ -70,30 +68,6 @@ def test_a_long_call_stays_on_one_line():
 # ---------------------------------------------------------------------------------------------- as a program
 
 
-@contextmanager
-def server(script):
-    """A scripted server in a thread, for a client in another process."""
-    started, stop, at = threading.Event(), None, {}
-
-    async def main():
-        nonlocal stop
-        stop = asyncio.Event()
-        at["loop"] = asyncio.get_running_loop()
-        async with serving(script) as fake:
-            at["fake"] = fake
-            started.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=asyncio.run, args=(main(),))
-    thread.start()
-    started.wait(10)
-    try:
-        yield at["fake"]
-    finally:
-        at["loop"].call_soon_threadsafe(stop.set)
-        thread.join(10)
-
-
 async def coach(body, request):
     if last_role(body) == "tool":
         return await say(request, "A fair amount.")
@@ -108,7 +82,7 @@ def coach_command(*args):
 
 def test_a_conversation_over_a_pipe(tmp_path):
     lines = "/help\n/trace\nSteps?\n/trace\n/tools\n/nope\n/reset\n\n/quit\nnever read\n"
-    with server(coach) as fake:
+    with in_thread(coach) as fake:
         trace = tmp_path / "t.jsonl"
         args = coach_command("chat", "--endpoint", fake.url, "--model", "tuned", "--trace", str(trace))
         done = subprocess.run(args, input=lines, capture_output=True, text=True, timeout=60)
@@ -124,7 +98,7 @@ def test_a_conversation_over_a_pipe(tmp_path):
 
 
 def test_ctrl_c_ends_the_turn_and_not_the_program():
-    with server(coach) as fake:
+    with in_thread(coach) as fake:
         master, slave = pty.openpty()
         process = subprocess.Popen(
             coach_command("chat", "--endpoint", fake.url, "--model", "tuned"),
