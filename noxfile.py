@@ -31,12 +31,15 @@ PYTHON = "3.12"
 # Files of tests side by side; those of one file share what they prepare.
 WORKERS = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "loadfile")
 PACKAGES = ("packages/spec", "packages/train-jax", "packages/merge-ckpt")
-ALL_PACKAGES = (*PACKAGES, "packages/hf", "packages/train-xla", "packages/train-torchax")
+APPLICATIONS = ("packages/serve", "packages/coach")
+ALL_PACKAGES = (*PACKAGES, "packages/hf", "packages/train-xla", "packages/train-torchax", *APPLICATIONS)
 TORCH_PACKAGES = ("packages/spec", "packages/hf", "packages/train-xla", "packages/merge-ckpt")
 TORCHAX_PACKAGES = ("packages/spec", "packages/hf", "packages/train-torchax", "packages/merge-ckpt")
 # torch_xla's wheel holds another torchax, so that the two never share an environment.
 WITH_TORCHAX = (*PACKAGES, "packages/hf", "packages/train-torchax")
 WITHOUT_TORCHAX = (*PACKAGES, "packages/hf", "packages/train-xla")
+# Distributions of the workspace that others ask for.
+OWN = ("portlab-spec", "portlab-hf")
 # Tests of what crosses packages, that need what only some environments hold.
 CROSSING = ("tests/test_backend_parity.py", "tests/test_import_rules.py")
 CODE = ("packages", "bench", "tests", "noxfile.py", "accelerator.py")
@@ -66,6 +69,7 @@ ENVIRONMENTS = {
         extras=("demo", "grammar", "parquet"),
         more=(
             "canitoolcall==0.1.1",
+            *("garmin-fit-sdk", "garminconnect", "gpxpy", "tcxreader"),  # what the coach reads from
             "hypothesis",
             "jinja2",
             "jsonschema",
@@ -83,7 +87,7 @@ ENVIRONMENTS = {
             "trl==1.16.0",
             "types-pyyaml",
         ),
-        packages=WITHOUT_TORCHAX,
+        packages=(*WITHOUT_TORCHAX, *APPLICATIONS),
         like="train_jax_tpu",
     ),
     # torch_xla 2.9.0 was built against torch 2.9 and does not say so; it has no wheels for other machines.
@@ -372,7 +376,7 @@ def lock(session: nox.Session) -> None:
             *(arg for extra in environment.extras for arg in ("--extra", extra)),
             *(("--constraint", f"requirements/{environment.like}.txt") if environment.like else ()),
             *(("--override", str(overrides)) if environment.overrides else ()),
-            "--no-emit-package", "portlab-spec", "--no-emit-package", "portlab-hf",
+            *(arg for own in OWN for arg in ("--no-emit-package", own)),
             *(f"{package}/pyproject.toml" for package in environment.packages), str(source),
             "--output-file", f"requirements/{name}.txt",
         )  # fmt: skip

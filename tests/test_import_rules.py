@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = {p.name: p.parent.parent for p in ROOT.glob("packages/*/src/portlab_*")}
-# verify --logits runs models: the one module that may import them, and that nothing imports at the top.
-OPTIONAL = {"portlab_merge": ("logits.py",)}
+PACKAGES = {p.parent.name: p.parents[2] for p in ROOT.glob("packages/*/src/*/__init__.py")}
+# Modules that may import what runs models, and that nothing imports at the top: verify --logits, a coach whose model
+# runs in its own process.
+OPTIONAL = {"portlab_merge": ("logits.py",), "fitnesscoach": ("folder.py",)}
 SHARED = {"portlab_xla": {"portlab_spec", "portlab_hf"}, "portlab_torchax": {"portlab_spec", "portlab_hf"}}
 HEAVY = ("jax", "torch", "transformers", "orbax", "flax")
 
@@ -28,9 +29,15 @@ def imported(folder: Path, without: tuple[str, ...] = ()) -> set[str]:
 
 
 def test_the_packages_are_found():
-    assert {"portlab_spec", "portlab_hf", "portlab_jax", "portlab_merge", "portlab_torchax", "portlab_xla"} <= set(
-        PACKAGES
-    )
+    assert {
+        "portlab_spec",
+        "portlab_hf",
+        "portlab_jax",
+        "portlab_merge",
+        "portlab_serve",
+        "portlab_torchax",
+        "portlab_xla",
+    } <= set(PACKAGES)
 
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))
@@ -40,7 +47,7 @@ def test_packages_meet_only_in_what_they_share(package):
     assert not imported(PACKAGES[package] / "src") & others
 
 
-@pytest.mark.parametrize("package", ["portlab_spec", "portlab_merge"])
+@pytest.mark.parametrize("package", ["portlab_spec", "portlab_merge", "portlab_serve", "fitnesscoach"])
 def test_no_framework_in_the_light_packages(package):
     assert not imported(PACKAGES[package] / "src", OPTIONAL.get(package, ())) & set(HEAVY)
 
@@ -59,6 +66,8 @@ def loaded_after(statement: str) -> set[str]:
         "import portlab_spec.packing, portlab_spec.models.flops, portlab_spec.run.command_line, portlab_spec.run.data",
         "import portlab_spec.run.display, portlab_spec.run.charts, portlab_spec.run.trackers, portlab_spec.run.stages",
         "import portlab_merge.cli, portlab_merge.overlay, portlab_merge.verify, portlab_merge.peft_adapter",
+        "import portlab_serve.cli, portlab_serve.launch, portlab_serve.tool_calls",
+        "import fitnesscoach.cli, fitnesscoach.web, fitnesscoach.terminal",
         "import portlab_jax.cli",
         "import portlab_xla.cli",
         pytest.param(
@@ -69,6 +78,11 @@ def loaded_after(statement: str) -> set[str]:
 )
 def test_nothing_heavy_is_loaded(statement):
     assert not loaded_after(statement) & set(HEAVY)
+
+
+def test_vllm_is_imported_by_its_plugin_alone():
+    found = {name for name, folder in PACKAGES.items() if "vllm" in imported(folder / "src", ("vllm_plugin.py",))}
+    assert not found
 
 
 def test_the_shared_pytorch_part_knows_no_device():
