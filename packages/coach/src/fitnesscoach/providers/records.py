@@ -71,7 +71,9 @@ class FitnessData(Protocol):
     Every method may be called from any thread, and raises NoDataError where nothing was recorded.
     """
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What the user calls the source."""
 
     def now(self) -> dt.datetime:
         """The time that "today" refers to."""

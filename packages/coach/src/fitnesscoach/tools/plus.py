@@ -209,5 +209,9 @@ def _clock(minutes: int) -> str:
 
 
 def _described(workout: Workout) -> Response:
-    found = {"date": workout.start.date().isoformat(), "sport": workout.sport, "min": round(workout.seconds / 60)}
+    found: Response = {
+        "date": workout.start.date().isoformat(),
+        "sport": workout.sport,
+        "min": round(workout.seconds / 60),
+    }
     return {**found, "km": round(workout.metres / 1000, 1)} if workout.metres else found
