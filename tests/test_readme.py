@@ -40,6 +40,7 @@ def test_every_nox_session_named_in_the_docs_exists(document):
 
 
 PROGRAMS = {
+    "fitnesscoach": "fitnesscoach",
     "train-jax": "portlab_jax",
     "train-torchax": "portlab_torchax",
     "train-xla": "portlab_xla",
