@@ -37,6 +37,7 @@ from portlab_torchax import attention
 from portlab_torchax.dropout import key_names, use_keys
 from portlab_torchax.experts import use_sums
 from portlab_torchax.functional import Functional, Values, plain_torch
+from portlab_torchax.lora import use_small_transposes
 from portlab_torchax.mesh import Placement
 from portlab_torchax.optim import make_optimizer
 from portlab_torchax.remat import checkpoint_of
@@ -189,6 +190,7 @@ def _build(
         start_from(adapted, recipe.lora, Path(recipe.lora.start_from))
     use_rows_alone(adapted)
     use_sums(adapted)
+    use_small_transposes(adapted)
     use_keys(adapted)
     return adapted
 
