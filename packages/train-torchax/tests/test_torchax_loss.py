@@ -23,6 +23,10 @@ def problem():
     )
 
 
+def product(matrix, hidden):
+    return hidden @ matrix
+
+
 def at_once(matrix, hidden, targets, weights, z_loss):
     """(loss, nll, correct), written out in float64."""
     logits = hidden.astype(np.float64) @ matrix.astype(np.float64)
@@ -35,7 +39,7 @@ def at_once(matrix, hidden, targets, weights, z_loss):
 @pytest.mark.parametrize("chunk", [1, 4, SLOTS])
 def test_sums(chunk, z_loss, problem):
     matrix, hidden, targets, weights = problem
-    found = supervised_loss(lambda h: h @ matrix, hidden, targets, weights, chunk=chunk, z_loss=z_loss)
+    found = supervised_loss(product, matrix, hidden, targets, weights, chunk=chunk, z_loss=z_loss)
     np.testing.assert_allclose(np.array(found), at_once(*problem, z_loss), rtol=1e-5)
 
 
@@ -44,7 +48,7 @@ def test_gradients(chunk, problem):
     matrix, hidden, targets, weights = problem
 
     def loss(matrix, hidden):
-        return supervised_loss(lambda h: h @ matrix, hidden, targets, weights, chunk=chunk, z_loss=0.3).loss
+        return supervised_loss(product, matrix, hidden, targets, weights, chunk=chunk, z_loss=0.3).loss
 
     found = jax.grad(loss, argnums=(0, 1))(jnp.asarray(matrix), jnp.asarray(hidden))
     softmax = jax.nn.softmax(hidden @ matrix)
@@ -55,16 +59,24 @@ def test_gradients(chunk, problem):
         np.testing.assert_allclose(gradient, direct, rtol=1e-4, atol=1e-5)
 
 
-def test_logits_of_one_chunk_are_all_that_is_ever_computed(problem):
+def test_a_chunk_s_logits_are_computed_once(problem):
+    """Forward and backward together: nothing is kept, and nothing computed again."""
     matrix, hidden, targets, weights = problem
     seen = []
 
-    def head(h):
-        seen.append(h.shape)
-        return h @ matrix
+    def head(own, h):
+        jax.debug.callback(lambda: seen.append(h.shape))
+        return product(own, h)
 
-    jax.grad(lambda h: supervised_loss(head, h, targets, weights, chunk=4).loss)(jnp.asarray(hidden))
-    assert set(seen) == {(GROUPS, 4, HIDDEN)}
+    jax.grad(lambda h: supervised_loss(head, matrix, h, targets, weights, chunk=4).loss)(jnp.asarray(hidden))
+    jax.effects_barrier()
+    assert seen == [(GROUPS, 4, HIDDEN)] * (SLOTS // 4)
+
+
+def test_only_the_loss_has_a_gradient(problem):
+    matrix, hidden, targets, weights = problem
+    nll = jax.grad(lambda h: supervised_loss(product, matrix, h, targets, weights, chunk=4).nll)(jnp.asarray(hidden))
+    np.testing.assert_array_equal(nll, 0)
 
 
 def test_slots_are_picked_within_their_group():

@@ -1,23 +1,24 @@
-"""Cross-entropy where it counts: logits of supervised tokens alone, some at a time.
+"""Cross-entropy where it counts: logits of supervised tokens alone, some at a time, and each time once.
 
 A vocabulary of 262,144 makes logits the largest array of a step, and transformers' own loss computes them for every
-token. Here hidden states are gathered at the supervised ones first; a chunk's logits are computed again in the backward
-pass rather than kept.
+token. Here hidden states are gathered at the supervised ones first. Since the loss is the end of the graph, a chunk's
+gradients are taken while its logits are at hand: nothing is kept of them, and nothing computed again.
 
 Shape letters: G groups, S supervised slots, D hidden size, V vocabulary, C chunk.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 Array = jax.Array
+Head = Callable[[Any, Array], Array]  # from weights and hidden states (..., D) to float32 logits (..., V)
 
 
 class LossSums(NamedTuple):
-    """Sums over supervised tokens, float32 scalars.
+    """Sums over supervised tokens, float32 scalars. Only `loss` has a gradient.
 
     Attributes:
         loss: cross-entropy and what is added to it.
@@ -36,12 +37,13 @@ def pick_slots(hidden: Array, slots: Array) -> Array:
 
 
 def supervised_loss(
-    head: Callable[[Array], Array], hidden: Array, targets: Array, weights: Array, *, chunk: int, z_loss: float = 0.0
+    head: Head, own: Any, hidden: Array, targets: Array, weights: Array, *, chunk: int, z_loss: float = 0.0
 ) -> LossSums:
     """Loss sums of one micro-batch.
 
     Args:
-        head: hidden states (..., D) to float32 logits (..., V).
+        head: computes logits.
+        own: weights of the head that are trained, a tree; may be empty. Nothing else in `head` gets a gradient.
         hidden: (G, S, D).
         targets: integers (G, S).
         weights: float32 (G, S), 0 at padding.
@@ -52,18 +54,41 @@ def supervised_loss(
     def in_chunks(x: Array) -> Array:
         return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
 
-    @jax.checkpoint
-    def chunk_sums(hidden: Array, targets: Array, weights: Array) -> LossSums:
-        logits = head(hidden)
+    def chunk_sums(own: Any, hidden: Array, targets: Array, weights: Array) -> tuple[Array, LossSums]:
+        logits = head(own, hidden)
         partition = jax.nn.logsumexp(logits, axis=-1)
         nll = partition - jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
         correct = (jnp.argmax(logits, axis=-1) == targets).astype(jnp.float32)
         loss = nll + z_loss * partition**2 if z_loss else nll
-        return LossSums(*(jnp.sum(value * weights) for value in (loss, nll, correct)))
+        sums = LossSums(*(jnp.sum(value * weights) for value in (loss, nll, correct)))
+        return sums.loss, sums
 
-    def add(sums: LossSums, part: tuple[Array, ...]) -> tuple[LossSums, None]:
-        return jax.tree.map(jnp.add, sums, chunk_sums(*part)), None
+    start = LossSums(*(jnp.zeros((), jnp.float32) for _ in LossSums._fields))
 
-    nothing = LossSums(*(jnp.zeros((), jnp.float32) for _ in LossSums._fields))
-    sums, _ = jax.lax.scan(add, nothing, tuple(map(in_chunks, (hidden, targets, weights))))
-    return sums
+    @jax.custom_vjp
+    def total(own: Any, hidden: Array, targets: Array, weights: Array) -> LossSums:
+        def add(sums: LossSums, part: tuple[Array, ...]) -> tuple[LossSums, None]:
+            return jax.tree.map(jnp.add, sums, chunk_sums(own, *part)[1]), None
+
+        return jax.lax.scan(add, start, tuple(map(in_chunks, (hidden, targets, weights))))[0]
+
+    def forward(own: Any, hidden: Array, targets: Array, weights: Array) -> tuple[LossSums, tuple[Any, Array]]:
+        slope = jax.value_and_grad(chunk_sums, argnums=(0, 1), has_aux=True)
+
+        def add(carry: tuple[LossSums, Any], part: tuple[Array, ...]) -> tuple[tuple[LossSums, Any], Array]:
+            (_, sums), (of_own, of_hidden) = slope(own, *part)
+            wide = jax.tree.map(lambda x: x.astype(jnp.float32), of_own)
+            return jax.tree.map(jnp.add, carry, (sums, wide)), of_hidden
+
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), own)
+        parts = tuple(map(in_chunks, (hidden, targets, weights)))
+        (sums, of_own), of_hidden = jax.lax.scan(add, (start, zeros), parts)
+        of_own = jax.tree.map(lambda grad, x: grad.astype(x.dtype), of_own, own)
+        return sums, (of_own, jnp.moveaxis(of_hidden, 0, 1).reshape(hidden.shape))
+
+    def backward(saved: tuple[Any, Array], grad: LossSums) -> tuple[Any, Array, None, None]:
+        of_own, of_hidden = jax.tree.map(lambda x: (grad.loss * x).astype(x.dtype), saved)
+        return of_own, of_hidden, None, None
+
+    total.defvjp(forward, backward)
+    return total(own, hidden, targets, weights)

@@ -162,16 +162,29 @@ def draw_up(
     if recipe.remat != "none":
         recompute_layers(base_of(module), checkpoint_of(recipe.remat), reentrant=False)
     placement.hold_rows(decoder_layers(base_of(module)))
+    specs, trained = parameter_specs(module, config, placement.shape), tuple(trained_parameters(module))
+    functional, head = Functional(module), Functional(base_of(module).lm_head)
+    known = {id(tensor): name for name, tensor in functional.tensors().items()}
+    head_names = {own: known[id(tensor)] for own, tensor in head.tensors().items()}
     program = Program(
-        Functional(module),
+        functional,
+        head,
+        head_names,
+        _whole_width(placement, {own: specs[name] for own, name in head_names.items() if name in specs}),
         config,
         jnp.dtype(str(dtype).removeprefix("torch.")),
         z_loss=recipe.z_loss,
         seed=recipe.seed,
         keys=tuple(key_names(module)),
     )
-    specs, trained = parameter_specs(module, config, placement.shape), tuple(trained_parameters(module))
     return Blueprint(recipe, config, placement, program, leaves, token_ids, specs, trained)
+
+
+def _whole_width(placement: Placement, specs: Mapping[str, Spec]) -> dict[str, Any]:
+    """Places of matrices (V, D) whose rows stay cut and whose columns do not; none on a single device."""
+    if placement.mesh.size == 1:
+        return {}
+    return {name: placement.sharding((spec[0], None)) for name, spec in specs.items() if len(spec) == 2}
 
 
 def _build(

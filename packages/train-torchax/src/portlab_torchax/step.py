@@ -1,6 +1,6 @@
 """One training step as a pure function: forward, loss, gradients, clip, update."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import optax
 from torch import nn
 
 from portlab_hf.masks import attention_masks, for_model
-from portlab_hf.model import base_of, head_logits, text_model
+from portlab_hf.model import base_of, text_model
 from portlab_spec.models import GemmaConfig
 from portlab_spec.packing import Batch, Layout
 from portlab_torchax.functional import Functional, Values
@@ -55,7 +55,10 @@ class Program:
 
     Attributes:
         model: transformers' model, with PEFT's adapter in it or without.
-        config: of it.
+        head: of it.
+        head_names: of the head's tensors, by their names within it.
+        head_places: where those of them lie that every device needs whole, by name within the head.
+        config: of the model.
         dtype: of activations, and of weights where they are used.
         z_loss: weight of the squared log-partition.
         seed: of what is drawn in a step.
@@ -63,6 +66,9 @@ class Program:
     """
 
     model: Functional
+    head: Functional
+    head_names: Mapping[str, str]
+    head_places: Mapping[str, Any]
     config: GemmaConfig
     dtype: Any
     z_loss: float = 0.0
@@ -85,8 +91,13 @@ class Program:
 
     def logits(self, values: Values, hidden: Array) -> Array:
         """Logits (..., V) in float32 of hidden states (..., D)."""
-        found: Array = self.model(values, lambda model, hidden: head_logits(base_of(model), hidden), hidden)
-        return found
+        return self.head_logits({own: values[name] for own, name in self.head_names.items()}, hidden)
+
+    def head_logits(self, values: Values, hidden: Array) -> Array:
+        """The same, from the head's tensors by their names within it."""
+        logits: Array = self.head(values, lambda head, hidden: head(hidden), hidden).astype(jnp.float32)
+        cap = self.config.final_softcap
+        return logits if cap is None else cap * jnp.tanh(logits / cap)
 
     def supervised_hidden(self, values: Values, batch: Batch, *, training: bool = False) -> Array:
         """Last hidden states (G, S, D) at the supervised slots of one micro-batch."""
@@ -101,8 +112,17 @@ class Program:
         """Sums of the losses over the supervised tokens of one micro-batch; with a key as in training."""
         values = self.values(trained, frozen, key)
         hidden = self.supervised_hidden(values, batch, training=key is not None)
+        own = {name: values[full] for name, full in self.head_names.items() if full in trained}
+        # Gathered once here: in the loop over chunks it would be for each of them.
+        other = {name: frozen[full] for name, full in self.head_names.items() if full not in trained}
+        other |= {
+            name: jax.lax.with_sharding_constraint(other[name], place)
+            for name, place in self.head_places.items()
+            if name in other
+        }
         return supervised_loss(
-            lambda hidden: self.logits(values, hidden),
+            lambda own, hidden: self.head_logits(other | own, hidden),
+            own,
             hidden,
             batch.targets,
             batch.weights,
