@@ -145,6 +145,22 @@ def test_figures_of_training_on_xla_come_from_committed_results():
     assert each["compilations"] - one["compilations"] == each["shapes"] - 1
 
 
+def test_figures_of_training_through_torchax_come_from_committed_results():
+    import json
+
+    text = (ROOT / "docs" / "results.md").read_text()
+    result = json.loads((ROOT / "bench/results/bench_torchax.json").read_text())
+    for name, figures in result["figures"].items():
+        part, contender = name.split(": ", 1)
+        shown = (
+            f"| {part} | {contender} | {figures['examples_per_second']:.2f} | {1 / figures['steps_per_second']:.2f} |"
+        )
+        assert any(line.startswith(shown) for line in text.splitlines()), shown
+    for one in ("train-torchax", "train-torchax, padded rows"):
+        for other in ("torchax's loop", "torchax's loop, jitted"):
+            assert f"{result['ratios'][f'speed: {one} / {other}']:.1f}x" in text
+
+
 PADDED = ("padded to one length", "padded to each batch's length")
 
 
