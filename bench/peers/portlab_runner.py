@@ -13,7 +13,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from exchange import Job, Measured, Settings, peak_resident_bytes, read_job
+from exchange import Job, Measured, peak_resident_bytes, read_job
+from recipes import optimizer_of
 
 from portlab_jax.compiled import Compiled
 from portlab_jax.lora import Adapter, AdapterOptions, adapter_shardings
@@ -25,7 +26,7 @@ from portlab_jax.weights import load_params
 from portlab_spec.data.tokens import Row
 from portlab_spec.models import AdapterLeaf, GemmaConfig, plan_adapter
 from portlab_spec.packing import Packing, pack_batch, plan
-from portlab_spec.recipe import Lora, Mesh, Optimizer
+from portlab_spec.recipe import Lora, Mesh
 
 
 def initial_adapter(values: Mapping[str, np.ndarray], leaves: tuple[AdapterLeaf, ...]) -> Adapter:
@@ -35,20 +36,6 @@ def initial_adapter(values: Mapping[str, np.ndarray], leaves: tuple[AdapterLeaf,
         return np.stack([values[f"{module}.{which}"] for module in leaf.modules("")])
 
     return {"lora": {leaf.key: {which: stacked(leaf, which) for which in ("a", "b")} for leaf in leaves}}
-
-
-def optimizer(settings: Settings) -> Optimizer:
-    """The recipe's section for these settings."""
-    return Optimizer(
-        learning_rate=settings.learning_rate,
-        warmup_steps=0,
-        schedule="constant",
-        b1=settings.b1,
-        b2=settings.b2,
-        eps=settings.eps,
-        weight_decay=settings.weight_decay,
-        clip_norm=settings.clip_norm,
-    )
 
 
 def train(job: Job, measured: Measured, name: str, *, packed: bool) -> None:
@@ -68,7 +55,7 @@ def train(job: Job, measured: Measured, name: str, *, packed: bool) -> None:
     with jax.set_mesh(mesh.mesh):
         params, _ = load_params(Path(settings.model), config, dtype, mesh)
         adapter = jax.device_put(initial_adapter(job.adapter, leaves), adapter_shardings(leaves, mesh))
-        transform = make_optimizer(optimizer(settings), len(batches))
+        transform = make_optimizer(optimizer_of(job), len(batches))
         # Packed, layers are recomputed: about a tenth slower here, at a third of the memory.
         remat = "block" if packed else "none"
         rows = {

@@ -12,41 +12,14 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 from exchange import Job, Measured, peak_resident_bytes, read_job
+from recipes import recipe_of
 
 from portlab_hf.model import base_of, module_prefix
 from portlab_spec.assets import ModelFolder
 from portlab_spec.data.tokens import Row
 from portlab_spec.packing import pack_batch
-from portlab_spec.recipe import Lora, Optimizer, Recipe
 from portlab_torchax.programs import Programs
 from portlab_torchax.setup import Setup, initial_state, jit_step, set_up
-
-
-def recipe_of(job: Job, name: str, *, packed: bool) -> Recipe:
-    """The recipe that asks for what the job does."""
-    settings, rows = job.settings, len(job.batches[0])
-    return Recipe(
-        model=settings.model,
-        steps=len(job.batches),
-        batch_size=rows,
-        accumulate=rows // settings.micro_batch[name],
-        max_length=max(job.longest, 8),
-        share_prefix=packed,
-        pack=packed,
-        dtype="float32" if settings.dtype == "float32" else "bfloat16",
-        remat="block" if settings.device == "cuda" else "none",
-        lora=Lora(rank=settings.rank, alpha=settings.alpha, targets=settings.targets, train_control_rows=False),
-        optimizer=Optimizer(
-            learning_rate=settings.learning_rate,
-            warmup_steps=0,
-            schedule="constant",
-            b1=settings.b1,
-            b2=settings.b2,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            clip_norm=settings.clip_norm,
-        ),
-    )
 
 
 def start_at(setup: Setup, job: Job) -> None:
