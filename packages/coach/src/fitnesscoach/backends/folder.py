@@ -127,7 +127,7 @@ def _load(folder: Path) -> Any:
         disable_progress_bar()
     on_gpu = torch.cuda.is_available()
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype="auto" if on_gpu else torch.float32, local_files_only=True
         )
     except (OSError, ValueError) as error:
