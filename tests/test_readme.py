@@ -47,6 +47,7 @@ PROGRAMS = {
     "plan-tpu": "portlab_jax.planner",
     "merge-ckpt": "portlab_merge",
 }
+WITH_COMMANDS = ("fitnesscoach", "merge-ckpt")
 
 
 @pytest.mark.parametrize("document", DOCS, ids=lambda p: str(p.relative_to(ROOT)))
@@ -56,7 +57,7 @@ def test_every_option_named_in_the_docs_exists(document):
         for program, module in PROGRAMS.items():
             words = shlex.split(line)
             if words[:1] == [program] or words[:5] == ["python3", "-m", "nox", "-s", program.replace("-", "_")]:
-                if program == "merge-ckpt" and len(words) > 1 and not words[1].startswith("-"):
+                if program in WITH_COMMANDS and len(words) > 1 and not words[1].startswith("-"):
                     page = help_of(module, words[1])
                 else:
                     page = help_of(module)
