@@ -33,7 +33,7 @@ from portlab_torchax import TRAINER
 from portlab_torchax.checkpoint import Checkpoints, peft_tensors
 from portlab_torchax.decode import Decoder
 from portlab_torchax.export import as_stored, probe, sources
-from portlab_torchax.functional import Values, plain_torch
+from portlab_torchax.functional import plain_torch
 from portlab_torchax.setup import Setup, initial_state
 from portlab_torchax.training import MeanLoss, TrainingSteps
 
@@ -56,7 +56,7 @@ class TorchaxSession:
         self._decoder = Decoder(
             setup.program, setup.placement.groups, setup.placement.put_rows, setup.recipe.max_new_tokens
         )
-        self._values = jax.jit(lambda trained, frozen: setup.program.values(trained, {}))
+        self._computed = jax.jit(lambda trained: setup.program.values(trained, {}))
         self._held_out: tuple[Sequence[Row], MeanLoss] | None = None
 
     def introduce(self) -> list[str]:
@@ -94,7 +94,8 @@ class TorchaxSession:
         self, prompts: Sequence[Sequence[int]], stop_ids: Sequence[int], advance: Callable[[float], None]
     ) -> list[list[int]]:
         """Greedy continuation of each prompt."""
-        return self._decoder(self._all_values(), prompts, stop_ids, advance=advance)
+        values = self.setup.frozen | self._computed(self.trained)
+        return self._decoder(values, prompts, stop_ids, advance=advance)
 
     def loss(self, rows: Sequence[Row]) -> float:
         """Mean cross-entropy over the supervised tokens of rows."""
@@ -174,9 +175,6 @@ class TorchaxSession:
         export_merged(base, adapter, merged)
         say(f"exported {merged}, verified against base and adapter")
         return {"adapter": str(adapter), "merged": str(merged)}
-
-    def _all_values(self) -> Values:
-        return self.setup.frozen | self._values(self.trained, {})
 
 
 def describe_run(setup: Setup, order: BatchOrder) -> dict[str, Any]:
