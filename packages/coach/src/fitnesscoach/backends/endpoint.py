@@ -180,4 +180,4 @@ def _describe(error: Exception, url: str) -> str:
             return "the connection broke in the middle of the answer"
         case httpx.HTTPStatusError():
             return f"{url} answered {error.response.status_code} {error.response.reason_phrase}"
-    return f"{url}: {' '.join(str(error).split()) or type(error).__name__}"
+    return f"{url}: {' '.join(str(error).split()).rstrip('.') or type(error).__name__}"
