@@ -40,6 +40,25 @@ def test_the_whole_way(run, command, tmp_path):
     assert verified.stdout == "Verified against step 7: every tensor is what it should be.\n"
 
 
+def test_rows_go_into_the_base_where_a_server_applies_none(run, command, tmp_path):
+    both = ("--out", tmp_path / "a", "--rows-into", tmp_path / "rows", "--check-server", "vllm")
+    refused = command("adapter", "--ckpt", run.folder, "--out", tmp_path / "a", "--check-server", "vllm")
+    assert (refused.returncode, "--rows-into DIR" in refused.stderr) == (1, True)
+    written = command("adapter", "--ckpt", run.folder, *both)
+    assert written.returncode == 0, written.stderr
+    assert f"vllm serve {tmp_path / 'rows'} --enable-lora" in written.stdout
+    verify = ("verify", "--ckpt", run.folder, "--adapter", tmp_path / "a")
+    assert command(*verify, "--rows-into", tmp_path / "rows").returncode == 0
+    assert command(*verify).returncode == 1  # an adapter on the base as it was would be another model
+    whole = command("verify", "--ckpt", run.folder, "--merged", tmp_path / "rows")
+    assert whole.returncode == 1
+    card = (tmp_path / "rows" / "README.md").read_text()
+    assert "A part of what was trained" in card
+    assert "Metrics" not in card
+    same = command("adapter", "--ckpt", run.folder, "--out", tmp_path / "x", "--rows-into", tmp_path / "x")
+    assert (same.returncode, "Choose two folders" in same.stderr) == (2, True)
+
+
 def test_merge_prints_a_line_per_target(run, command, tmp_path):
     result = command("merge", "--ckpt", run.folder, "--out", tmp_path / "m")
     changes = json.loads((tmp_path / "m" / "merge_manifest.json").read_text())["tensors"]

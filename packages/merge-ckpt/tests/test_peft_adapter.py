@@ -3,6 +3,7 @@
 import re
 import shutil
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 from portlab_merge.base_model import open_base
+from portlab_merge.overlay import MergeOptions, merge
 from portlab_merge.peft_adapter import adapter_config, adapter_tensors, export_adapter, target_regex
 from portlab_merge.peft_format import module_path
 from portlab_merge.sources.peft import read_peft
 from portlab_merge.verify import verify_adapter
+from portlab_spec.errors import UserError
 
 
 @pytest.mark.parametrize(("kv_heads", "use_rslora", "token_rows"), [(2, False, True), (1, True, False)])
@@ -29,6 +32,29 @@ def test_peft_reproduces_base_plus_adapter(
         found = logits(run.base, wrap=lambda model: PeftModel.from_pretrained(model, tmp_path / "adapter"))
     assert np.abs(expected - logits(run.base)).max() > 1
     np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_rows_in_the_base_and_the_rest_in_the_adapter_are_what_was_trained(
+    make_base, make_run, exact_weights, logits, tmp_path
+):
+    run = make_run(make_base(dtype="float32"))
+    rows, updates = run.plan().split()
+    merge(rows, tmp_path / "with-rows", MergeOptions())
+    config = export_adapter(updates, tmp_path / "adapter", base=tmp_path / "with-rows")
+    assert config["base_model_name_or_path"] == str(tmp_path / "with-rows")
+    assert "trainable_token_indices" not in config
+    assert all("lora_" in name for name in load_file(tmp_path / "adapter" / "adapter_model.safetensors"))
+    old, new = (load_file(folder / "model.safetensors") for folder in (run.base, tmp_path / "with-rows"))
+    assert [name for name in old if not torch.equal(old[name], new[name])] == ["model.embed_tokens.weight"]
+    found = logits(tmp_path / "with-rows", wrap=lambda model: PeftModel.from_pretrained(model, tmp_path / "adapter"))
+    np.testing.assert_allclose(found, logits(run.base, exact_weights(run)), atol=1e-4)
+
+
+@pytest.mark.parametrize(("token_rows", "what"), [(False, "no token rows"), (True, "nothing but token rows")])
+def test_what_is_of_one_kind_cannot_be_split(base, make_run, token_rows, what):
+    plan = make_run(base, token_rows=token_rows).plan()
+    with pytest.raises(UserError, match=what):
+        (replace(plan, targets=()) if token_rows else plan).split()
 
 
 def test_peft_saves_the_same_tensors_again(run, tmp_path):

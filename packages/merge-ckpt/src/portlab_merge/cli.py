@@ -77,6 +77,8 @@ class AdapterCommand(_Inputs):
 
     out: OutPath
     """Folder to make; must not exist."""
+    rows_into: BasePath = None
+    """Leave trained token rows out and write the base with them to this folder: servers apply none of an adapter."""
     key_style: Literal["new", "old"] = "new"
     """Names of modules inside multimodal models: of transformers since 4.52, or before."""
     check_server: Literal["none", "vllm", "vllm-tpu"] = "none"
@@ -91,6 +93,8 @@ class VerifyCommand(_Inputs):
     """Folder that merge wrote."""
     adapter: BasePath = None
     """Folder that adapter wrote."""
+    rows_into: BasePath = None
+    """The base with the token rows that adapter wrote beside it."""
     logits: bool = False
     """Also run base, base + adapter and merged model; needs the extra [logits] and room for one model in f32."""
 
@@ -174,25 +178,40 @@ def _merge(command: MergeCommand) -> int:
 
 
 def _adapter(command: AdapterCommand) -> int:
+    from portlab_merge.overlay import MergeOptions, merge
     from portlab_merge.peft_adapter import export_adapter
+    from portlab_merge.plan import refuse_overlap
     from portlab_merge.server_check import check_server
 
-    plan = _make_plan(command)
+    plan, rows_into = _make_plan(command), command.rows_into
+    if rows_into:
+        rows, plan = plan.split()
+        if rows_into.resolve() == command.out.resolve():
+            raise UserError("is --rows-into too", where=f"--out {command.out}", fix="Choose two folders")
+        refuse_overlap(command.out, plan.base.folder, plan.checkpoint)
     server = None if command.check_server == "none" else check_server(plan, command.check_server, command.key_style)
     if server and not server.works:
         _print_lines(list(server.reasons))
+        instead = "serve the merged model: merge-ckpt merge"
+        if plan.rows:
+            instead = f"put the rows into the base: --rows-into DIR. Or {instead}"
         raise CheckFailed(
             f"{server.release} would not serve it: {_first_of(list(server.reasons))}",
-            fix="Nothing was written; serve the merged model: merge-ckpt merge",
+            fix=f"Nothing was written; {instead}",
         )
-    config = export_adapter(plan, command.out, command.key_style)
+    if rows_into:
+        merge(rows, rows_into, MergeOptions())
+    config = export_adapter(plan, command.out, command.key_style, rows_into)
     tensors = 2 * len(plan.targets) + (plan.rows is not None)
-    serve = server.command(str(plan.base.folder), str(command.out)) if server else ""
+    serve = server.command(str(rows_into or plan.base.folder), str(command.out)) if server else ""
     if command.json:
         served = {"serve": serve, "notes": list(server.notes)} if server else {}
-        _print_json({"out": str(command.out), "tensors": tensors, "config": config, **served})
+        rows_out = {"rows_into": str(rows_into)} if rows_into else {}
+        _print_json({"out": str(command.out), **rows_out, "tensors": tensors, "config": config, **served})
         return 0
     print(f"Wrote {tensors} tensors, rank {config['r']}, to {command.out}.")
+    if rows_into and rows.rows:
+        print(f"Wrote the base with {len(rows.rows.ids)} token rows, to which the adapter belongs, to {rows_into}.")
     if server:
         print(f"{server.release} ({server.path}) serves it with:\n  {serve}")
         for note in server.notes:
@@ -207,6 +226,8 @@ def _verify(command: VerifyCommand) -> int:
 
     if command.merged is None and command.adapter is None:
         raise UserError("nothing to verify", fix="Pass --merged DIR, --adapter DIR or both")
+    if command.rows_into and command.adapter is None:
+        raise UserError("--rows-into is a part of an adapter", fix="Pass --adapter DIR too")
     if command.logits and command.merged is None:
         raise UserError("--logits compares a merged model", fix="Pass --merged DIR too")
     plan = _make_plan(command)
@@ -217,7 +238,13 @@ def _verify(command: VerifyCommand) -> int:
         total = sum(header.data_bytes for header in plan.base.shards.values())
         with _progress("verifying", total) as progress:
             faults += [f"{command.merged}: {fault}" for fault in verify_merged(plan, command.merged, progress)]
-    if command.adapter is not None:
+    if command.adapter is not None and command.rows_into:
+        rows, updates = plan.split()
+        faults += [f"{command.rows_into}: {fault}" for fault in verify_merged(rows, command.rows_into)]
+        faults += [
+            f"{command.adapter}: {fault}" for fault in verify_adapter(updates, command.adapter, command.rows_into)
+        ]
+    elif command.adapter is not None:
         faults += [f"{command.adapter}: {fault}" for fault in verify_adapter(plan, command.adapter)]
     if command.logits and command.merged is not None and not faults:
         logits = _compare_logits(plan, command.merged)

@@ -31,7 +31,7 @@ def model_card(plan: Plan, kind: Kind, changes: Mapping[str, Mapping[str, float]
     sections = [_front_matter(plan, kind, base), f"# {base}, fine-tuned\n\n{_summary(plan, kind, base)}"]
     if recipe := "\n".join(_recipe_rows(adapter.record)):
         sections.append(f"## Training\n\n| setting | value |\n|---|---|\n{recipe}")
-    if metrics := _metrics(plan):
+    if not plan.is_part and (metrics := _metrics(plan)):
         sections.append(f"## Metrics\n\nMeasured by the training run.\n\n{metrics}")
     if changes:
         sections.append(f"## What changed\n\n{_change(plan, changes)}")
@@ -64,11 +64,12 @@ def _summary(plan: Plan, kind: Kind, base: str) -> str:
     what = "merged into the weights" if kind == "merged" else "as a PEFT adapter"
     patterns = " (common; some modules differ)" if lora.rank_pattern or lora.alpha_pattern else ""
     rows = f", {len(plan.rows.ids)} token rows" if plan.rows else ""
+    part = " A part of what was trained: token rows and adapter lie in two folders." if plan.is_part else ""
     return (
         f"LoRA of `{base}`{revision}, {what}: {plan.checkpoint.title} of a `{adapter.origin}` checkpoint, "
         f"rank {lora.rank}, alpha {lora.alpha:g}{', rsLoRA' if lora.use_rslora else ''}{patterns}, "
         f"{len(plan.targets)} modules{rows}. Adapter sha256 `{adapter.digest}`. "
-        f"Written by merge-ckpt {version('portlab-merge-ckpt')}."
+        f"Written by merge-ckpt {version('portlab-merge-ckpt')}.{part}"
     )
 
 

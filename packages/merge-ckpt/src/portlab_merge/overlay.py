@@ -175,6 +175,7 @@ def _job(plan: Plan, options: MergeOptions) -> dict[str, Any]:
             "use_rslora": lora.use_rslora,
             "rank_pattern": dict(lora.rank_pattern),
             "alpha_pattern": dict(lora.alpha_pattern),
+            "modules": len(plan.targets),
             "token_rows": list(plan.rows.ids) if plan.rows else [],
         },
         "dtype": options.dtype,

@@ -28,13 +28,14 @@ from portlab_spec.models.targets import module_regex, pattern_value, scaling
 from portlab_spec.safetensors_header import encode_header, lay_out
 
 
-def export_adapter(plan: Plan, out: Path, key_style: KeyStyle = "new") -> dict[str, Any]:
+def export_adapter(plan: Plan, out: Path, key_style: KeyStyle = "new", base: Path | None = None) -> dict[str, Any]:
     """Write `adapter_config.json` and `adapter_model.safetensors` (f32); the folder appears whole or not at all.
 
     Args:
         plan: what was trained.
         out: folder to make.
         key_style: names of modules inside multimodal models: of transformers since 4.52, or before.
+        base: model folder that the adapter names as its own, if not the one that was trained.
 
     Returns:
         The content of `adapter_config.json`.
@@ -44,7 +45,7 @@ def export_adapter(plan: Plan, out: Path, key_style: KeyStyle = "new") -> dict[s
     """
     refuse_overlap(out, plan.base.folder, plan.checkpoint)
     check_base_weights(plan.base, plan.checkpoint.adapter.base)
-    config = adapter_config(plan, key_style)
+    config = adapter_config(plan, key_style, base)
     tensors = dict(adapter_tensors(plan, key_style))
     layout = lay_out((name, "F32", array.shape) for name, array in tensors.items())
     require_free_space(out.parent, layout[-1].end + (1 << 20), "the adapter")
@@ -79,9 +80,9 @@ def adapter_tensors(plan: Plan, key_style: KeyStyle = "new") -> Iterator[tuple[s
         yield rows_key(module_path(plan.rows.tensor, key_style)), plan.token_rows()
 
 
-def adapter_config(plan: Plan, key_style: KeyStyle = "new") -> dict[str, Any]:
-    """The content of `adapter_config.json`."""
-    base, lora = plan.checkpoint.adapter.base, plan.checkpoint.adapter.lora
+def adapter_config(plan: Plan, key_style: KeyStyle = "new", base: Path | None = None) -> dict[str, Any]:
+    """The content of `adapter_config.json`, see `export_adapter`."""
+    trained, lora = plan.checkpoint.adapter.base, plan.checkpoint.adapter.lora
     targets = {module_path(target.tensor, key_style): target for target in plan.targets}
     modules = [path for path, target in targets.items() if not _is_expert(target)]
     parameters = [path for path, target in targets.items() if _is_expert(target)]
@@ -89,8 +90,8 @@ def adapter_config(plan: Plan, key_style: KeyStyle = "new") -> dict[str, Any]:
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base.id or base.path or str(plan.base.folder),
-        "revision": base.revision,
+        "base_model_name_or_path": str(base) if base else trained.id or trained.path or str(plan.base.folder),
+        "revision": None if base else trained.revision,
         "r": lora.rank,
         "lora_alpha": _plain(lora.alpha),
         "use_rslora": lora.use_rslora,

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +74,24 @@ class Plan:
     targets: tuple[LoraTarget, ...]
     rows: RowsTarget | None
     warnings: tuple[str, ...] = ()
+
+    @property
+    def is_part(self) -> bool:
+        """Does it leave out some of what was trained?"""
+        adapter = self.checkpoint.adapter
+        return len(self.targets) < len(adapter.updates) or (self.rows is None) != (adapter.rows is None)
+
+    def split(self) -> tuple["Plan", "Plan"]:
+        """The trained rows alone, and the low-rank updates alone: one is for the base, the other for its adapter.
+
+        Raises:
+            UserError: one of the two is empty.
+        """
+        for found, what in ((self.rows, "no token rows"), (self.targets, "nothing but token rows")):
+            if not found:
+                fix = "Leave out --rows-into" if self.rows is None else "Run merge-ckpt merge"
+                raise UserError(f"the checkpoint holds {what}", where=str(self.checkpoint.folder), fix=fix)
+        return replace(self, targets=()), replace(self, rows=None)
 
     def factors(self, target: LoraTarget) -> tuple[np.ndarray, np.ndarray]:
         """The f32 factors a (in, r) and b (r, out) of a target; the update is scaling * (a @ b).T.

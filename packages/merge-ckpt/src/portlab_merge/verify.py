@@ -70,8 +70,8 @@ def verify_merged(plan: Plan, folder: Path, progress: Progress = lambda done: No
     return faults
 
 
-def verify_adapter(plan: Plan, folder: Path) -> list[str]:
-    """Check a PEFT folder against the leaves; returns one line per fault.
+def verify_adapter(plan: Plan, folder: Path, base: Path | None = None) -> list[str]:
+    """Check a PEFT folder against the leaves; returns one line per fault. `base` as for `export_adapter`.
 
     Raises:
         CheckFailed: the folder cannot be read.
@@ -85,7 +85,7 @@ def verify_adapter(plan: Plan, folder: Path) -> list[str]:
         raise CheckFailed(f"not an adapter: {error}", where=str(folder), fix="Run merge-ckpt adapter again") from None
     found = {tensor.name: tensor for tensor in header.tensors}
     style = key_style_of(found)
-    wanted_config = json.loads(json.dumps(adapter_config(plan, style)))
+    wanted_config = json.loads(json.dumps(adapter_config(plan, style, base)))
     faults = [
         f"{CONFIG}: {key} is {config.get(key)!r}, expected {value!r}"
         for key, value in wanted_config.items()

@@ -162,7 +162,8 @@ def _features(adapter: Adapter, where: str) -> Iterator[Finding]:
     if config.get("modules_to_save"):
         yield error("adapter", f"modules_to_save {config['modules_to_save']} are not applied", where, fix)
     if config.get("trainable_token_indices"):
-        yield error("adapter", "trained token rows are not applied: the server refuses the file", where, fix)
+        rows_fix = "Put them into the base: merge-ckpt adapter --rows-into DIR"
+        yield error("adapter", "trained token rows are not applied: the server refuses the file", where, rows_fix)
     init = config.get("init_lora_weights")
     if isinstance(init, str) and init.lower() not in _PLAIN_INITS:
         yield error("adapter", f"init_lora_weights {init!r} changed the base as well", where, fix)
