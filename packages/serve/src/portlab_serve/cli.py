@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Annotated, NoReturn
 
 import tyro
 
+from portlab_serve import health
 from portlab_serve.command_line import ServerArgs, resolve
 from portlab_serve.findings import errors_of
 from portlab_serve.launch import Launch, prepare
@@ -25,6 +27,8 @@ _DESCRIPTION = """Checks a model folder and its adapters, chooses template and t
 
 The variable VLLM_ARGS may hold any of these too; an option on the command line replaces it there. Options that are not
 listed here go to vLLM as they are. Exit code: 1 a check failed, 2 the command line is refused, else the server's."""
+# With these, the server does not answer on a port over HTTP.
+_NOT_HTTP = ("--uds", "--ssl-keyfile")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +55,8 @@ class Options:
 
 def entry() -> NoReturn:
     """Console script `portlab-serve`."""
+    # Process 1 of a container ignores what it has no handler for, and checks may take their time.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     cli.run("portlab-serve", main)
 
 
@@ -80,6 +86,8 @@ def main(argv: list[str]) -> int:
     if dry:
         return 0
     client_settings = _client_settings(args) if options.check_adapter else None
+    if _is_plain_http(args):
+        health.record(_address(args))
     return run(
         launch.command,
         {**os.environ, **launch.environment},
@@ -114,13 +122,22 @@ def _client_settings(args: ServerArgs) -> dict[str, str]:
     """
     if "--lora-modules" not in args:
         raise UserError("there is no adapter to check", where="--check-adapter", fix="Name them with --lora-modules")
-    for name in ("--uds", "--ssl-keyfile"):
-        if name in args:
-            raise UserError(f"cannot be used with {name}", where="--check-adapter", fix="Drop one of the two")
+    if not _is_plain_http(args):
+        what = f"cannot be used with {' or '.join(_NOT_HTTP)}"
+        raise UserError(what, where="--check-adapter", fix="Drop one of the two")
+    key = args.value("--api-key") or os.environ.get("VLLM_API_KEY", "")
+    return {"base_url": _address(args), "api_key": key}
+
+
+def _is_plain_http(args: ServerArgs) -> bool:
+    return not any(name in args for name in _NOT_HTTP)
+
+
+def _address(args: ServerArgs) -> str:
+    """The server's address, from this machine."""
     host = args.value("--host") or "127.0.0.1"
     host = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-    key = args.value("--api-key") or os.environ.get("VLLM_API_KEY", "")
-    return {"base_url": f"http://{host}:{args.value('--port') or 8000}", "api_key": key}
+    return f"http://{f'[{host}]' if ':' in host else host}:{args.value('--port') or 8000}"
 
 
 def _check_adapters(server: ServerProcess, args: ServerArgs, settings: dict[str, str]) -> None:

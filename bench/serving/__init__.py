@@ -1,0 +1,1 @@
+"""What `nox -s serve_cpu` asks of real servers."""
