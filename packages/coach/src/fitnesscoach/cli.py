@@ -198,7 +198,6 @@ async def _ask_once(command: AskCommand) -> int:
     from rich.console import Console
 
     from fitnesscoach.providers import open_data
-    from fitnesscoach.session import ignore
     from fitnesscoach.terminal import TurnView
     from fitnesscoach.trace import Trace
 
@@ -206,17 +205,19 @@ async def _ask_once(command: AskCommand) -> int:
     with contextlib.closing(Trace.open(command.trace)) as trace:
         backend = await _open_backend(command, command.model)
         session = _session(command, backend, data, trace)
-        view = TurnView(Console())
         try:
-            finish = await session.ask(command.question, ignore if command.json else view.show)
+            if command.json:
+                finish = await session.ask(command.question)
+            else:
+                with TurnView(Console()) as view:
+                    finish = await session.ask(command.question, view.show)
+                    view.finish(finish)
         finally:
             await backend.close()
     if command.json:
         calls = [{**r.call.model_dump(), "status": r.status, "response": r.response} for r in finish.results]
         rows = {"outcome": finish.outcome, "answer": finish.spoken, "detail": finish.detail, "calls": calls}
         _print_json(rows)
-    else:
-        view.finish(finish)
     return 0 if finish.told else EXIT_FAILED_CHECK
 
 

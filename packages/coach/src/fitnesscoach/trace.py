@@ -101,10 +101,11 @@ def _line(row: dict[str, Any]) -> str:
     match row["step"]:
         case "model":
             raw = " ".join(row["raw"].split())
-            return f"model   {seconds}, prompt of {len(row['prompt']):,} characters, answered {raw[:400]}"
+            text = f"{seconds}, prompt of {len(row['prompt']):,} characters, answered {raw[:400]}"
         case "tool":
-            return f"tool    {seconds}, {row['call']['name']} {row['status']}: {json.dumps(row['response'])[:400]}"
+            text = f"{seconds}, {row['call']['name']} {row['status']}: {json.dumps(row['response'])[:400]}"
         case "finish":
-            return f"finish  {seconds}, {row['outcome']} {row['detail']}".rstrip()
+            text = f"{seconds}, {row['outcome']}" + (f": {row['detail']}" if row["detail"] else "")
         case _:
-            return f"{row['step']}  {row['text'][:400]}"
+            text = " ".join(row["text"].split())[:400]
+    return f"{row['step']:<10}{text}"

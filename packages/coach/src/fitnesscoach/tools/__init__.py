@@ -24,17 +24,19 @@ class ToolSet:
 
     Attributes:
         prompt: the text at a given time.
+        examples: questions that the tools answer, for whoever does not know what to ask.
     """
 
     toolbox: Toolbox
     prompt: Callable[[dt.datetime], str]
+    examples: tuple[str, ...]
 
 
 def tool_set(kind: Kind, data: FitnessData) -> ToolSet:
     """One of the two sets over a source of data."""
     if kind == "basic":
-        return ToolSet(basic.toolbox(data), lambda _: fitness.DEVELOPER_PROMPT)
-    return ToolSet(plus.toolbox(data), dated_prompt)
+        return ToolSet(basic.toolbox(data), lambda _: fitness.DEVELOPER_PROMPT, basic.EXAMPLES)
+    return ToolSet(plus.toolbox(data), dated_prompt, plus.EXAMPLES)
 
 
 def dated_prompt(now: dt.datetime) -> str:

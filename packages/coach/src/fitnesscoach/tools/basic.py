@@ -6,6 +6,13 @@ from fitnesscoach.providers import FitnessData, NoDataError
 from fitnesscoach.tools.toolbox import Capability, Response, Toolbox
 from portlab_spec.data import fitness
 
+EXAMPLES = (
+    "How many steps have I walked today?",
+    "How close am I to my step goal?",
+    "How long did I sleep last night?",
+    "What is my heart rate?",
+    "How much energy do I have left?",
+)
 RECENT = dt.timedelta(hours=24)  # a pulse older than that is not "current"
 
 _WORDS = {

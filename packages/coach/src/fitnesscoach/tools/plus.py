@@ -13,6 +13,13 @@ from fitnesscoach.tools.toolbox import BadArgumentError, Capability, Response, T
 from portlab_spec.data.fitness_plus import functions as declared
 from portlab_spec.tools import tool_from_function
 
+EXAMPLES = (
+    "How many steps did I walk yesterday?",
+    "Compare my sleep this week with last week.",
+    "What was my lowest resting heart rate this month?",
+    "Which workouts did I do in the last seven days?",
+    "What is my fastest 10 km run?",
+)
 MAX_DAYS = 366  # of a period
 
 # What each metric is of a day, and its unit.
