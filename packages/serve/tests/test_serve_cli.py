@@ -1,19 +1,23 @@
 """The program: exit codes, what it prints, and a server that it starts."""
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
-from portlab_serve import cli
+from portlab_serve import cli, health
 from portlab_serve.chat_template import shipped
 from portlab_spec.errors import CheckFailed, UserError
 
 
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch):
-    for name in ("VLLM_ARGS", "PORTLAB_SERVE_CACHE", "MODEL_IMPL_TYPE"):
+    for name in ("VLLM_ARGS", "PORTLAB_SERVE_CACHE", "MODEL_IMPL_TYPE", health.VARIABLE):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -88,3 +92,40 @@ def test_the_servers_code_is_the_programs(functiongemma, tmp_path):
     )
     assert (done.returncode, done.stdout) == (7, f"--model {functiongemma.path}\n")
     assert "preflight: ok (cpu, torch)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "address"),
+    [
+        ([], "http://127.0.0.1:8000"),
+        (["--host", "0.0.0.0", "--port", "9"], "http://127.0.0.1:9"),
+        (["--host=::"], "http://127.0.0.1:8000"),
+        (["--host=::1"], "http://[::1]:8000"),
+        (["--host", "10.0.0.2"], "http://10.0.0.2:8000"),
+        (["--uds", "/socket"], None),
+        (["--ssl-keyfile", "/key"], None),
+    ],
+)
+def test_the_health_check_learns_where_the_server_answers(functiongemma, tmp_path, monkeypatch, options, address):
+    monkeypatch.setenv(health.VARIABLE, str(tmp_path / "address"))
+    monkeypatch.setattr(cli, "run", lambda *_: 0)
+    cli.main([str(functiongemma.path), "--target", "cpu", *options])
+    assert (tmp_path / "address").exists() == (address is not None)
+    assert address is None or (tmp_path / "address").read_text() == address
+
+
+def test_a_signal_ends_it_while_it_checks(tmp_path):
+    """Its handler is seen in the exit code, 128 + 15: process 1 of a container ignores signals that have none."""
+    os.mkfifo(tmp_path / "config.json")
+    argv = ["--target", "cpu", str(tmp_path)]
+    code = f"from portlab_serve import cli; import sys; sys.argv[1:] = {argv!r}; cli.entry()"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    writer = None
+    while writer is None:
+        assert process.poll() is None
+        with contextlib.suppress(OSError):  # nobody reads yet
+            writer = os.open(tmp_path / "config.json", os.O_WRONLY | os.O_NONBLOCK)
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 128 + 15
+    os.close(writer)

@@ -1,5 +1,6 @@
 """The image and its compose file: instructions, pins, and flags that vLLM and portlab-serve take."""
 
+import json
 import re
 import shlex
 import tomllib
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from portlab_serve import health
 from portlab_serve.cli import Options
 from portlab_serve.command_line import ServerArgs, resolve
 from portlab_serve.findings import errors_of
@@ -25,6 +27,11 @@ def instructions() -> list[tuple[str, str]]:
     text = (DOCKER / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     return [(name, rest.strip()) for name, _, rest in (line.partition(" ") for line in lines)]
+
+
+def environment() -> dict[str, str]:
+    (rest,) = [rest for name, rest in instructions() if name == "ENV"]
+    return dict(word.split("=", 1) for word in shlex.split(rest))
 
 
 def args_of(service: str, model: str) -> ServerArgs:
@@ -66,6 +73,34 @@ def test_what_is_copied_is_there_and_not_ignored():
             source = shlex.split(rest)[0]
             assert (ROOT / source).exists()
             assert source in kept
+
+
+def test_the_health_check_reads_what_portlab_serve_records():
+    (check,) = [rest for name, rest in instructions() if name == "HEALTHCHECK"]
+    command = json.loads(check[check.index("[") :])
+    assert command == ["python", "-m", health.__name__]
+    assert Path(environment()[health.VARIABLE]).is_absolute()
+
+
+def test_only_what_is_written_is_a_volume():
+    """A volume that nobody mounts is left behind by every container."""
+    (volumes,) = [json.loads(rest) for name, rest in instructions() if name == "VOLUME"]
+    assert volumes == [environment()["PORTLAB_SERVE_CACHE"]]
+
+
+def test_the_base_names_its_debian():
+    """`python:3.12-slim` moves to another Debian when there is one."""
+    assert ("ARG", "PYTHON_IMAGE=python:3.12-slim-bookworm") in instructions()
+    assert [rest for name, rest in instructions() if name == "FROM"] == ["${PYTHON_IMAGE} AS wheels", "${PYTHON_IMAGE}"]
+
+
+def test_the_pins_hold_for_what_builds_the_wheels():
+    pinned = {line.partition("==")[0] for line in (DOCKER / "requirements.txt").read_text().splitlines()}
+    (build,) = [rest for name, rest in instructions() if name == "RUN" and "pip wheel" in rest]
+    assert "PIP_CONSTRAINT=/src/requirements.txt" in build
+    for package in ("spec", "serve"):
+        text = (ROOT / "packages" / package / "pyproject.toml").read_text()
+        assert set(tomllib.loads(text)["build-system"]["requires"]) <= pinned
 
 
 def test_the_pins_come_before_the_code():
