@@ -48,7 +48,7 @@ class Options:
     """Make a base of Debian's packages and this Python, and keep it for the next time."""
     image: str = "portlab-vllm-tpu"
     """Name to build under."""
-    log: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("image-build.log")
+    log: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("build/image.log")
     """Output of the builds."""
 
 
@@ -77,6 +77,7 @@ def main(argv: list[str]) -> int:
     arguments = {"REVISION": revision()}
     if options.base or options.stand_in:
         arguments["PYTHON_IMAGE"] = options.base or stand_in(engine)
+    options.log.parent.mkdir(parents=True, exist_ok=True)
     options.log.unlink(missing_ok=True)
     table = Table()
     table.check("hadolint", lint)
