@@ -8,15 +8,17 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from dataclasses import replace
 
 import pytest
-from aiohttp import ClientSession, web
-from fake_openai import call, last_role, make_calls, say, serving
+from aiohttp import ClientSession
+from fake_openai import call, last_role, make_calls, say
+from served_page import served
 
-from fitnesscoach.backends.endpoint import Endpoint
+from fitnesscoach import summary
 from fitnesscoach.session import Session
 from fitnesscoach.tools import tool_set
-from fitnesscoach.web import MAX_SESSIONS, Sessions, application, serve
+from fitnesscoach.web import MAX_SESSIONS, Sessions, serve
 from portlab_spec.errors import UserError
 
 
@@ -34,16 +36,8 @@ def browse(data, scenario, script=coach):
     """Run a scenario(client, fake server, address) against a page over a scripted model."""
 
     async def main():
-        async with serving(script) as fake:
-            backend = Endpoint(fake.url, "tuned", timeout=10)
-            app = application(lambda: Session(backend, tool_set("basic", data), data), "127.0.0.1")
-            runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
-            await runner.setup()
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            async with ClientSession() as client:
-                await asyncio.wait_for(scenario(client, fake, f"http://127.0.0.1:{runner.addresses[0][1]}"), 20)
-            await runner.cleanup()
-            await backend.close()
+        async with served(script, data) as page, ClientSession() as client:
+            await asyncio.wait_for(scenario(client, page.fake, page.url), 20)
         await asyncio.sleep(0.05)
         assert not asyncio.all_tasks() - {asyncio.current_task()}
 
@@ -89,6 +83,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_runs_no_script_but_its_own(da
         assert page.count(f'nonce="{nonce}"') == 2
         assert "{{" not in page
         assert "default-src 'none'" in policy
+        assert "trusted-types 'none'" in policy
         assert not re.search(r"https?://|innerHTML|insertAdjacent|document\.write|\son[a-z]+=", page)
         async with client.get(at) as response:
             assert nonce not in await response.text()
@@ -101,8 +96,26 @@ def test_the_page_is_told_about_model_data_and_tools(data):
         async with client.get(f"{at}/api/about") as response:
             about = await response.json()
         assert (about["model"], about["data"], len(about["tools"])) == ("tuned", "sample", 7)
+        assert "How long did I sleep last night?" in about["examples"]
 
     browse(data, scenario)
+
+
+def test_the_page_is_told_what_was_recorded_today_without_asking_the_model(data):
+    async def scenario(client, fake, at):
+        async with client.get(f"{at}/api/today") as response:
+            values = dict((await response.json())["values"])
+        assert len(values) == 7
+        assert values["Sleep"] == "7 h 05 min"
+        assert not fake.requests
+
+    browse(data, scenario)
+
+
+def test_what_was_not_recorded_is_left_out(data):
+    results = asyncio.run(summary.today(data))
+    results[0] = replace(results[0], status="no_data", response={"error": "no steps were recorded today"})
+    assert [label for label, _ in summary.recorded(results)][:2] == ["Daily step goal", "Goal reached"]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +180,9 @@ def test_a_client_that_goes_away_ends_its_turn(data):
     browse(data, scenario, script=hang)
 
 
-def test_a_second_question_of_a_tab_waits_for_nobody(data):
+def test_a_second_question_of_a_tab_is_told_to_wait(data, monkeypatch):
+    monkeypatch.setattr("fitnesscoach.web.STOPPING_SECONDS", 0.1)
+
     async def scenario(client, fake, at):
         asking = asyncio.create_task(ask(client, at))
         while not fake.open:
@@ -176,6 +191,20 @@ def test_a_second_question_of_a_tab_waits_for_nobody(data):
             assert response.status == 409
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
+
+    browse(data, scenario, script=hang)
+
+
+def test_a_question_right_after_a_stopped_one_is_answered(data):
+    async def scenario(client, fake, at):
+        asking = asyncio.create_task(ask(client, at))
+        while not fake.open:
+            await asyncio.sleep(0.01)
+        fake.script = coach
+        following = asyncio.create_task(ask(client, at))
+        await asyncio.sleep(0.1)  # it has arrived before the first is stopped
+        asking.cancel()
+        assert (await following)[-1]["outcome"] == "answered"
 
     browse(data, scenario, script=hang)
 

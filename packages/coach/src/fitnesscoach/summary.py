@@ -37,13 +37,21 @@ def as_table(data: FitnessData, results: list[ToolResult]) -> Group:
     """The results for a person."""
     table = Table(show_header=False)
     for i, result in enumerate(results):
-        label, _, _, form = _ROWS[i]
-        value = _value(result, i)
-        if value is None:
-            table.add_row(label, f"[dim]{result.error}[/]")
-        else:
-            table.add_row(label, form.format(value) if form else _hours(int(str(value))))
+        table.add_row(_ROWS[i][0], _shown(result, i) or f"[dim]{result.error}[/]")
     return Group(f"{data.now():%A, %d %B %Y, %H:%M} ({data.name})", table)
+
+
+def recorded(results: list[ToolResult]) -> list[tuple[str, str]]:
+    """What there is of the results: labels and values as text."""
+    return [(_ROWS[i][0], text) for i, result in enumerate(results) if (text := _shown(result, i))]
+
+
+def _shown(result: ToolResult, row: int) -> str:
+    """A value as text; empty if there is none."""
+    value, form = _value(result, row), _ROWS[row][3]
+    if value is None:
+        return ""
+    return form.format(value) if form else _hours(int(str(value)))
 
 
 def _value(result: ToolResult, row: int) -> JsonValue:

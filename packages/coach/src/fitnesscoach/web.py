@@ -1,7 +1,8 @@
 """The conversation on a local web page: one page, one process, one session for each tab.
 
     GET  /            the page
-    GET  /api/about   model, data and tools
+    GET  /api/about   model, data, tools, and questions that they answer
+    GET  /api/today   what was recorded today, without any model
     POST /api/ask     {"session": ..., "question": ...} -> JSON Lines: text, calls, results, finish
     POST /api/reset   {"session": ...}
 
@@ -15,20 +16,23 @@ import json
 import secrets
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import resources
 from typing import Any
 
 from aiohttp import web
 
+from fitnesscoach import summary
 from fitnesscoach.loop import Finish
-from fitnesscoach.session import MAX_QUESTION, Calls, Results, Session, TextPiece, Update
+from fitnesscoach.session import Calls, Results, Session, TextPiece, Update
 from portlab_spec.errors import UserError
 
 MAX_SESSIONS = 50
 IDLE_SECONDS = 3600.0
 MAX_BODY = 64 * 1024  # bytes of a request
+STOPPING_SECONDS = 2.0  # for the end of an answer that its tab has just stopped
 _LOCAL = {"127.0.0.1", "localhost", "::1"}
 _ID = 64  # most characters of a session's name
 
@@ -73,6 +77,7 @@ def application(new_session: Callable[[], Session], host: str) -> web.Applicatio
     handlers = _Handlers(new_session)
     app.router.add_get("/", handlers.page)
     app.router.add_get("/api/about", handlers.about)
+    app.router.add_get("/api/today", handlers.today)
     app.router.add_post("/api/ask", handlers.ask)
     app.router.add_post("/api/reset", handlers.reset)
     return app
@@ -139,7 +144,8 @@ class _Handlers:
         nonce = secrets.token_urlsafe(16)
         policy = (
             f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; "
-            "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+            "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+            "require-trusted-types-for 'script'; trusted-types 'none'"
         )
         headers = {"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer"}
         return web.Response(text=self._page.replace("{{nonce}}", nonce), content_type="text/html", headers=headers)
@@ -147,9 +153,13 @@ class _Handlers:
     async def about(self, request: web.Request) -> web.Response:
         session = self._example
         tools = [{"name": tool.name, "description": tool.description} for tool in session.tool_set.toolbox.tools]
+        examples = session.tool_set.examples
         return web.json_response(
-            {"model": session.backend.name, "data": session.data.name, "tools": tools, "max_question": MAX_QUESTION}
+            {"model": session.backend.name, "data": session.data.name, "tools": tools, "examples": examples}
         )
+
+    async def today(self, request: web.Request) -> web.Response:
+        return web.json_response({"values": summary.recorded(await summary.today(self._example.data))})
 
     async def reset(self, request: web.Request) -> web.Response:
         body = await _body(request)
@@ -162,9 +172,7 @@ class _Handlers:
         body = await _body(request)
         question = _text(body, "question", MAX_BODY)
         tab = self._sessions.get(_text(body, "session", _ID))
-        if tab.busy.locked():
-            raise web.HTTPConflict(text="the last question of this tab is still being answered")
-        async with tab.busy:
+        async with _turn_of(tab):
             headers = {"Content-Type": "application/x-ndjson", "X-Content-Type-Options": "nosniff"}
             response = web.StreamResponse(headers={**headers, "Cache-Control": "no-store"})
             await response.prepare(request)
@@ -178,6 +186,24 @@ class _Handlers:
             await send(as_row(await tab.session.ask(question, show)))
             await response.write_eof()
         return response
+
+
+@asynccontextmanager
+async def _turn_of(tab: _Tab) -> AsyncIterator[None]:
+    """The turn of a question; the next one of the same tab is refused meanwhile.
+
+    Raises:
+        HTTPConflict: the last question is still being answered, and not about to stop.
+    """
+    try:
+        async with asyncio.timeout(STOPPING_SECONDS):
+            await tab.busy.acquire()
+    except TimeoutError:
+        raise web.HTTPConflict(text="the last question of this tab is still being answered") from None
+    try:
+        yield
+    finally:
+        tab.busy.release()
 
 
 def as_row(update: Update | Finish) -> dict[str, Any]:
