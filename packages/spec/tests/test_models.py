@@ -6,7 +6,7 @@ import math
 import pytest
 
 from portlab_spec.errors import UserError
-from portlab_spec.models import FULL, SLIDING, GemmaConfig, find_prefix, param_table
+from portlab_spec.models import FULL, SLIDING, GemmaConfig, UnsupportedModel, find_prefix, param_table
 
 GEMMA3_1B = {
     "model_type": "gemma3_text",
@@ -177,8 +177,6 @@ def test_an_unknown_prefix_is_refused():
     ("change", "message"),
     [
         ({"model_type": "gpt2"}, "model type 'gpt2' is not supported.*gemma3_text.*llama, mistral, qwen2, qwen3"),
-        ({"hidden_size": None}, "'hidden_size' is missing"),
-        ({"layer_types": [FULL] * 3}, "layer_types must name 26"),
         ({"hidden_activation": "relu"}, "'relu' is not implemented"),
         ({"tie_word_embeddings": False}, "untied embeddings"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0 is not implemented"),
@@ -186,11 +184,26 @@ def test_an_unknown_prefix_is_refused():
     ],
 )
 def test_what_is_not_implemented_is_refused_by_name(change, message, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA3_1B | change))
+    with pytest.raises(UnsupportedModel, match=message) as refused:
+        GemmaConfig.load(tmp_path)
+    assert "config.json" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": None}, "'hidden_size' is missing"),
+        ({"layer_types": [FULL] * 3}, "layer_types must name 26"),
+    ],
+)
+def test_a_damaged_config_is_another_fault(change, message, tmp_path):
     raw = {k: v for k, v in (GEMMA3_1B | change).items() if v is not None}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     with pytest.raises(UserError, match=message) as refused:
         GemmaConfig.load(tmp_path)
     assert "config.json" in str(refused.value)
+    assert not isinstance(refused.value, UnsupportedModel)
 
 
 def test_shared_keys_and_values_need_a_source():

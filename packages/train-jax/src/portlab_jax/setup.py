@@ -23,7 +23,7 @@ from portlab_jax.weights import LoadReport, abstract_params, load_params
 from portlab_spec.assets import ModelFolder
 from portlab_spec.data.tokens import Row
 from portlab_spec.errors import UserError
-from portlab_spec.models import GemmaConfig, param_table, plan_adapter
+from portlab_spec.models import GemmaConfig, UnsupportedModel, param_table, plan_adapter
 from portlab_spec.models.flops import ModelSize, model_size
 from portlab_spec.packing import Layout, Packing, Plan, plan
 from portlab_spec.recipe import Recipe
@@ -138,10 +138,10 @@ def require_gemma(config: GemmaConfig) -> None:
     """Refuse a model whose layers are not written here.
 
     Raises:
-        UserError: it is no Gemma.
+        UnsupportedModel: it is no Gemma.
     """
     if not config.is_gemma:
-        raise UserError(
+        raise UnsupportedModel(
             f"train-jax computes Gemma's layers itself and has none of {config.family}",
             where="model",
             fix="Run the recipe with train-torchax, which takes transformers' model",

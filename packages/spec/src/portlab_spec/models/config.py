@@ -14,6 +14,10 @@ from portlab_spec.models.layers import LayerKind, Section, Stack, find_sections
 Family = Literal["gemma3", "gemma4", "llama", "mistral", "qwen2", "qwen3"]
 
 
+class UnsupportedModel(UserError):
+    """A model that is not computed here; other software may run it."""
+
+
 @dataclass(frozen=True)
 class PerLayerInputs:
     """Gemma 4 E-series: a small embedding of every token for every layer.
@@ -107,7 +111,7 @@ class GemmaConfig:
         """Read `config.json` of a model folder.
 
         Raises:
-            UserError: no such file, not JSON, or a model that this version does not know.
+            UserError: no such file, or not JSON; else as `from_dict`.
         """
         path = folder / "config.json"
         return GemmaConfig.from_dict(read_json(path, "model config"), where=str(path))
@@ -117,7 +121,8 @@ class GemmaConfig:
         """Read a parsed `config.json` of a text model or of a multimodal one, of transformers 4 or 5 style.
 
         Raises:
-            UserError: an unknown architecture, a missing key or a setting that is not implemented.
+            UnsupportedModel: an unknown architecture, or a setting that is not implemented.
+            UserError: a missing key.
         """
         from portlab_spec.models import gemma, llama  # which make configs
 
@@ -126,7 +131,7 @@ class GemmaConfig:
         text = raw.get("text_config") if kind in wrappers else raw
         read = readers.get(wrappers.get(str(kind), str(kind)))
         if read is None or not isinstance(text, Mapping):
-            raise UserError(
+            raise UnsupportedModel(
                 f"the model type {kind!r} is not supported",
                 where=where,
                 fix=f"Use a model of a known type ({', '.join([*readers, *wrappers])})",

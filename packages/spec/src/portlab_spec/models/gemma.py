@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from portlab_spec.errors import UserError
-from portlab_spec.models.config import Experts, GemmaConfig, PerLayerInputs
+from portlab_spec.models.config import Experts, GemmaConfig, PerLayerInputs, UnsupportedModel
 from portlab_spec.models.layers import FULL, SLIDING, LayerKind, Rope
 
 # Multimodal type -> type of its text model. The unified type (Gemma 4 12B) has no encoders; its text model is a dense
@@ -16,7 +16,8 @@ def read_gemma3(raw: Mapping[str, Any], where: str) -> GemmaConfig:
     """Read the parsed config of a Gemma 3 text model.
 
     Raises:
-        UserError: a setting that is not implemented; `where` says in which file.
+        UnsupportedModel: a setting that is not implemented; `where` says in which file.
+        UserError: layers that contradict each other.
         KeyError: a missing key.
     """
     _refuse(raw, where, "attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
@@ -107,9 +108,9 @@ READERS = {"gemma3_text": read_gemma3, "gemma4_text": read_gemma4, "gemma4_unifi
 def _layer_types(raw: Mapping[str, Any], where: str) -> list[str]:
     activation = raw.get("hidden_activation", "gelu_pytorch_tanh")
     if activation != "gelu_pytorch_tanh":
-        raise UserError(f"hidden_activation {activation!r} is not implemented", where=where)
+        raise UnsupportedModel(f"hidden_activation {activation!r} is not implemented", where=where)
     if not raw.get("tie_word_embeddings", True):
-        raise UserError("untied embeddings are not implemented", where=where)
+        raise UnsupportedModel("untied embeddings are not implemented", where=where)
     layers = raw["num_hidden_layers"]
     pattern = raw.get("sliding_window_pattern", raw.get("_sliding_window_pattern", 6))
     types = list(raw.get("layer_types") or [FULL if (i + 1) % pattern == 0 else SLIDING for i in range(layers)])
@@ -121,12 +122,12 @@ def _layer_types(raw: Mapping[str, Any], where: str) -> list[str]:
 def _refuse(raw: Mapping[str, Any], where: str, *keys: str, allowed: tuple[Any, ...] = ()) -> None:
     for key in keys:
         if raw.get(key) and raw[key] not in allowed:
-            raise UserError(f"{key}={raw[key]!r} is not implemented for {raw['model_type']}", where=where)
+            raise UnsupportedModel(f"{key}={raw[key]!r} is not implemented for {raw['model_type']}", where=where)
 
 
 def _rope(settings: Mapping[str, Any], where: str) -> Rope:
     kind = settings.get("rope_type", "default")
     if kind not in ("default", "linear", "proportional"):
-        raise UserError(f"rope_type {kind!r} is not implemented", where=where)
+        raise UnsupportedModel(f"rope_type {kind!r} is not implemented", where=where)
     fraction = float(settings.get("partial_rotary_factor", 1.0)) if kind == "proportional" else 1.0
     return Rope(float(settings["rope_theta"]), float(settings.get("factor", 1.0)), fraction)
