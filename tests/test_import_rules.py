@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {p.parent.name: p.parents[2] for p in ROOT.glob("packages/*/src/*/__init__.py")}
 # Modules that may import what runs models, and that nothing imports at the top: verify --logits, a coach whose model
 # runs in its own process.
-OPTIONAL = {"portlab_merge": ("logits.py",), "fitnesscoach": ("folder.py",)}
+OPTIONAL = {"portlab_merge": ("logits.py",), "fitnesscoach": ("torch_decoder.py",)}
 SHARED = {"portlab_xla": {"portlab_spec", "portlab_hf"}, "portlab_torchax": {"portlab_spec", "portlab_hf"}}
 HEAVY = ("jax", "torch", "transformers", "orbax", "flax")
 
@@ -67,7 +67,7 @@ def loaded_after(statement: str) -> set[str]:
         "import portlab_spec.run.display, portlab_spec.run.charts, portlab_spec.run.trackers, portlab_spec.run.stages",
         "import portlab_merge.cli, portlab_merge.overlay, portlab_merge.verify, portlab_merge.peft_adapter",
         "import portlab_serve.cli, portlab_serve.launch, portlab_serve.tool_calls",
-        "import fitnesscoach.cli, fitnesscoach.web, fitnesscoach.terminal",
+        "import fitnesscoach.cli, fitnesscoach.web, fitnesscoach.terminal, fitnesscoach.backends.folder",
         "import portlab_jax.cli",
         "import portlab_xla.cli",
         "import portlab_torchax.cli",

@@ -46,6 +46,8 @@ class _Server:
     """Role under which a server is sent the instructions: system for models other than FunctionGemma."""
     format: str = ""
     """Wire format of a model folder; left out, what its tokenizer speaks for."""
+    runtime: Literal["jax", "transformers"] | None = None
+    """Who runs a model folder; left out, the first of them that is installed and knows the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,15 +340,17 @@ async def _open_backend(server: _Server, model: str) -> "Backend":
         )
     if not model:
         raise UserError("no model is given", fix="Pass --endpoint URL, or --model with a model folder")
+    from fitnesscoach.backends.folder import Folder
     from portlab_spec.assets import resolve_model
 
-    folder = resolve_model(model).path
-    try:
-        from fitnesscoach.backends.folder import Folder
-    except ImportError as error:
-        fix = "Install fitnesscoach[folder], or serve the model and pass --endpoint"
-        raise UserError(f"a model folder needs {error.name}", fix=fix) from None
-    return Folder(folder, name=model, format=server.format, timeout=server.timeout, max_tokens=server.max_tokens)
+    return Folder(
+        resolve_model(model).path,
+        name=model,
+        runtime=server.runtime,
+        format=server.format,
+        timeout=server.timeout,
+        max_tokens=server.max_tokens,
+    )
 
 
 def _print_json(value: Any) -> None:
