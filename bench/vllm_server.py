@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import psutil
 
-START_SECONDS = 300
+START_SECONDS = 600  # the first import of vLLM alone takes minutes where disk or processors are busy
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",

@@ -20,7 +20,6 @@ from other_parsers import Calls
 from portlab_serve.parser_names import PARSER_NAMES
 from portlab_spec.assets import default_model
 from portlab_spec.files import write_json
-from portlab_spec.formats import find_format
 from portlab_spec.formats.markers import FUNCTIONGEMMA, GEMMA4
 from portlab_spec.models.config import GemmaConfig
 from portlab_spec.models.table import param_table
@@ -88,7 +87,7 @@ class Outcome:
     rows: list[Row]
     whole: list[Said]
     streamed: list[Said]
-    fixtures: list[Calls]
+    fixtures: list[tuple[str, Calls]]
     fixtures_whole: list[Said]
     fixtures_streamed: list[Said]
 
@@ -115,12 +114,18 @@ class Outcome:
         }
 
     def misread(self) -> list[dict[str, Any]]:
-        """The outputs that were not read right, with what came instead."""
+        """The outputs and fixtures that were not read right, with what came instead."""
+        wanted = [(row.output, row.calls, same) for row in self.rows]
+        known = [(output, calls, lambda a, b: loose(a) == loose(b)) for output, calls in self.fixtures]
         return [
-            {"output": row.output, "right": row.calls, mode: said.fault or said.calls}
-            for mode, found in (("whole", self.whole), ("streamed", self.streamed))
-            for row, said in zip(self.rows, found, strict=True)
-            if not same(said.calls, row.calls)
+            {"output": output, "right": right, mode: said.fault or said.calls, "content": said.content}
+            for pairs, whole, streamed in (
+                (wanted, self.whole, self.streamed),
+                (known, self.fixtures_whole, self.fixtures_streamed),
+            )
+            for mode, found in (("whole", whole), ("streamed", streamed))
+            for (output, right, equal), said in zip(pairs, found, strict=True)
+            if said.fault or not equal(said.calls, right)
         ]
 
     def _right(self, found: Sequence[Said]) -> int:
@@ -131,7 +136,7 @@ class Outcome:
 
     def _fixtures_right(self, found: Sequence[Said]) -> int:
         pairs = zip(self.fixtures, found, strict=True)
-        return sum(loose(s.calls) == loose(calls) and not s.fault for calls, s in pairs)
+        return sum(loose(s.calls) == loose(calls) and not s.fault for (_, calls), s in pairs)
 
 
 def tiny_model(folder: Path, tool_format: str) -> Path:
@@ -172,11 +177,12 @@ def try_parser(contender: Contender, python: Path, folder: Path) -> Outcome:
     with VllmServer(python, model, options, log, "portlab", {"PYTHONPATH": bench}) as server:
         client = openai.OpenAI(base_url=f"{server.root}/v1", api_key="none", max_retries=0, timeout=300)
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            ids = [tokenizer.encode(text) for text in texts]
+            # An answer has a token: one without text is the end of the turn.
+            ids = [tokenizer.encode(text) or [tokenizer.token_id(markers.end_turn)] for text in texts]
             whole = list(pool.map(lambda forced: ask(client, forced), ids))
             streamed = list(pool.map(lambda forced: ask_streamed(client, forced), ids))
     n = len(outputs)
-    return Outcome(outputs, whole[:n], streamed[:n], [calls for _, calls in known], whole[n:], streamed[n:])
+    return Outcome(outputs, whole[:n], streamed[:n], known, whole[n:], streamed[n:])
 
 
 def request(ids: Sequence[int]) -> dict[str, Any]:
@@ -225,8 +231,3 @@ def _said(calls: Sequence[tuple[str, str]], content: str) -> Said:
         return Said([(name, json.loads(arguments)) for name, arguments in calls], content)
     except ValueError as error:
         return Said([], content, f"arguments are not JSON ({error}): {[a for _, a in calls]}")
-
-
-def markers_of(tool_format: str) -> tuple[str, ...]:
-    """The control tokens of a format."""
-    return find_format(tool_format).control_tokens

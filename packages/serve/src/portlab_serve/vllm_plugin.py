@@ -23,7 +23,8 @@ from portlab_serve.parser_names import PARSER_NAMES
 from portlab_serve.tool_calls import OutputStream, Piece, read_output
 from portlab_spec.formats import find_format
 
-logger = init_logger(__name__)
+# Under vLLM's own name: loggers of others have no handler in its processes.
+logger = init_logger(f"vllm.{__name__}")
 
 
 class PortlabToolParser(ToolParser):
