@@ -11,6 +11,9 @@ from typing import Any
 RUN_SECONDS = 600
 
 
+UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
 @dataclass(frozen=True)
 class Layer:
     """One step of an image's history: the instruction and the bytes that it added."""
@@ -88,15 +91,17 @@ class Engine:
         return done.out + done.err
 
     def inspect(self, image: str) -> dict[str, Any]:
-        """An image's configuration (`Config`), the digests of its layers (`RootFS`) and more."""
+        """An image's configuration (`Config`), the digests of its layers (`RootFS`) and more, as docker has it."""
         found: dict[str, Any] = json.loads(self._checked("image", "inspect", image))[0]
+        if "Healthcheck" in found:  # where podman has it
+            found["Config"]["Healthcheck"] = found["Healthcheck"]
         return found
 
     def layers(self, image: str) -> list[Layer]:
         """Its history, first step first; steps that add no file have size 0."""
         text = self._checked("history", "--no-trunc", "--human=false", "--format", "{{.Size}}\t{{.CreatedBy}}", image)
         rows = [line.split("\t", 1) for line in text.splitlines()]
-        return [Layer(instruction, int(size)) for size, instruction in reversed(rows)]
+        return [Layer(instruction, bytes_of(size)) for size, instruction in reversed(rows)]
 
     def remove(self, image: str) -> None:
         """Remove an image's name, and what no other image uses."""
@@ -111,3 +116,9 @@ class Engine:
         if done.code:
             raise RuntimeError(f"{self.program} {words[0]}: {done.last_line}")
         return done.out
+
+
+def bytes_of(size: str) -> int:
+    """A size as engines print it: bytes, or what podman makes of them although it is told not to, `2.92 MB`."""
+    number, _, unit = size.partition(" ")
+    return int(float(number) * UNITS[unit])

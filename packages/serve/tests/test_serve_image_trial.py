@@ -118,6 +118,12 @@ def test_checks_have_names_of_their_own():
     assert len(set(names)) == len(names)
 
 
+def test_a_check_that_breaks_has_failed(capsys):
+    table = Table()
+    assert not table.check("one", lambda: {}["Healthcheck"])
+    assert capsys.readouterr().out.splitlines()[1].strip() == "KeyError: 'Healthcheck'"
+
+
 def test_one_failed_check_fails_the_table(capsys):
     def fail() -> str:
         raise CheckFailed("exit code 2, not 1")
@@ -165,9 +171,10 @@ def test_a_container_in_the_background_is_removed(program):
     assert (program / "words").read_text() == "run --detach name\nrm --force --volumes abc\n"
 
 
-def test_layers_come_first_to_last(program):
-    (program / "answer").write_text("0\tENTRYPOINT x\n120\tRUN pip\n")
-    assert Engine("podman").layers("name") == [Layer("RUN pip", 120), Layer("ENTRYPOINT x", 0)]
+@pytest.mark.parametrize(("none", "some"), [("0", "2920000"), ("0 B", "2.92 MB")], ids=["docker", "podman"])
+def test_layers_come_first_to_last(program, none, some):
+    (program / "answer").write_text(f"{none}\tENTRYPOINT x\n{some}\tRUN pip\n")
+    assert Engine("podman").layers("name") == [Layer("RUN pip", 2_920_000), Layer("ENTRYPOINT x", 0)]
 
 
 def test_an_engine_that_fails_says_why(program):
@@ -179,6 +186,11 @@ def test_an_engine_that_fails_says_why(program):
 def test_an_image_is_described_by_its_json(program):
     (program / "answer").write_text(json.dumps([{"Config": CONFIG}]))
     assert Engine("podman").inspect("name")["Config"] == CONFIG
+
+
+def test_a_health_check_is_found_where_podman_has_it(program):
+    (program / "answer").write_text(json.dumps([{"Config": {}, "Healthcheck": CONFIG["Healthcheck"]}]))
+    assert Engine("podman").inspect("name")["Config"] == {"Healthcheck": CONFIG["Healthcheck"]}
 
 
 # -------------------------------------------------------------------------------------------------- stand-in
