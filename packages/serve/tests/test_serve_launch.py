@@ -31,7 +31,8 @@ def test_parser_and_template_follow_from_the_model(functiongemma):
 def test_gemma_4_reasons_through_vllms_parser(gemma4_31b):
     words = added(gemma4_31b)
     assert words[words.index("--tool-call-parser") + 1] == "portlab-gemma4"
-    assert words[words.index("--reasoning-parser") + 1] == "gemma4"
+    assert words[words.index("--reasoning-parser") + 1] == "portlab-gemma4"
+    assert words[words.index("--reasoning-parser-plugin") + 1] == "portlab_serve.vllm_plugin"
     assert words[-1] == str(shipped("gemma4-31b"))
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_conversations import Seeded, conversation, taste_of
 
-from portlab_serve.tool_calls import OutputStream, Piece, read_output
+from portlab_serve.tool_calls import OutputStream, Piece, read_output, split_thought
 from portlab_spec.fixtures.cases import BODIES, output_of, spell
 from portlab_spec.formats import find_format
 from portlab_spec.formats.markers import FUNCTIONGEMMA, GEMMA4, Markers
@@ -123,3 +123,23 @@ def test_an_answer_comes_back_whole_and_streamed(name: str, rng: Random):
     assert [(call.name, json.loads(call.arguments)) for call in piece.calls] == wanted
     assert piece.content.strip() == (answer.content or "").strip()
     assert streamed(name, cut(text, rng)) == piece
+
+
+@pytest.mark.parametrize(
+    ("output", "thought"),
+    [
+        ("<|channel>thought\nHm.\n<channel|>Hello.", "<|channel>thought\nHm.\n<channel|>"),
+        ("Hm.\n<channel|><|tool_call>call:f{}<tool_call|>", "Hm.\n<channel|>"),
+        ("<|channel>thought\nCut", "<|channel>thought\nCut"),
+        (
+            "<|channel>thought\nI could <|tool_call>.\n<channel|>No.",
+            "<|channel>thought\nI could <|tool_call>.\n<channel|>",
+        ),
+        ('<|tool_call>call:f{a:<|"|>a <channel|> b<|"|>}<tool_call|>', ""),
+        ("<tool_call|><turn|>", ""),
+        ("", ""),
+    ],
+    ids=["whole", "opened by the prompt", "cut off", "marker in a thought", "marker in an argument", "none", "empty"],
+)
+def test_a_thought_stands_before_everything_else(output, thought):
+    assert split_thought(output) == (thought, output.removeprefix(thought))

@@ -23,7 +23,7 @@ from portlab_serve.command_line import ServerArgs
 from portlab_serve.findings import Finding, error, note, of_error, warning
 from portlab_serve.model_checks import check_model
 from portlab_serve.model_folder import ModelFolder, read_model
-from portlab_serve.parser_names import PARSER_NAMES, PLUGIN
+from portlab_serve.parser_names import PARSER_NAMES, PLUGIN, REASONING_PARSER
 from portlab_serve.targets import IMPL_VARIABLE, Implementation, Target, implementation
 from portlab_spec.errors import UserError
 from portlab_spec.formats import find_format
@@ -179,8 +179,7 @@ def _tool_words(args: ServerArgs, tool_format: str | None) -> Iterator[str]:
     if parser in PARSER_NAMES.values() and "--tool-parser-plugin" not in args:
         yield from ("--tool-parser-plugin", PLUGIN)
     if parser == PARSER_NAMES["gemma4"] and "--reasoning-parser" not in args:
-        # A tool parser cannot return what the model thought; vLLM's own reasoning parser can, and leaves calls alone.
-        yield from ("--reasoning-parser", "gemma4")
+        yield from ("--reasoning-parser", REASONING_PARSER, "--reasoning-parser-plugin", PLUGIN)
 
 
 def _parser_findings(args: ServerArgs, tool_format: str | None) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from portlab_spec.conversation import ToolCall
 from portlab_spec.formats import Format
 from portlab_spec.formats.gemma3 import END_TURN, Gemma3
+from portlab_spec.formats.markers import GEMMA4
 from portlab_spec.formats.segments import Delta, Event, Parsed
 
 
@@ -58,6 +59,19 @@ def read_output(fmt: Format, text: str, call_id: Callable[[], str] = new_call_id
     parsed = fmt.parse_text(text + _end_of(fmt), lenient=True)
     calls = _numbered(parsed.calls, 0, call_id)
     return Piece(parsed.text or _unread(parsed, text), parsed.reasoning, calls, parsed.error)
+
+
+def split_thought(text: str) -> tuple[str, str]:
+    """A whole output of Gemma 4 as its thought, markers included, and the rest.
+
+    A thought stands before everything else. Its opening marker is missing where the prompt has it; so the closing one
+    counts too, unless it stands behind the start of a call, in whose arguments it may be quoted.
+    """
+    before_calls = text.partition(GEMMA4.call)[0]
+    if not text.startswith(GEMMA4.channel) and GEMMA4.end_channel not in before_calls:
+        return "", text
+    thought, end, rest = text.partition(GEMMA4.end_channel)
+    return thought + end, rest
 
 
 class OutputStream:

@@ -17,10 +17,12 @@ from vllm.entrypoints.generate.base.protocol import (
     ToolCall,
 )
 from vllm.logger import init_logger
+from vllm.reasoning import ReasoningParserManager
+from vllm.reasoning.gemma4_engine_reasoning_parser import Gemma4ParserReasoningAdapter
 from vllm.tool_parsers.abstract_tool_parser import ToolParser, ToolParserManager
 
-from portlab_serve.parser_names import PARSER_NAMES
-from portlab_serve.tool_calls import OutputStream, Piece, read_output
+from portlab_serve.parser_names import PARSER_NAMES, REASONING_PARSER
+from portlab_serve.tool_calls import OutputStream, Piece, read_output, split_thought
 from portlab_spec.formats import find_format
 
 # Under vLLM's own name: loggers of others have no handler in its processes.
@@ -85,6 +87,18 @@ class PortlabToolParser(ToolParser):
         return _message(piece)
 
 
+class PortlabGemma4ReasoningParser(Gemma4ParserReasoningAdapter):
+    """vLLM's own for Gemma 4, which in whole outputs takes a `<channel|>` for the end of a thought even in arguments."""
+
+    def extract_reasoning(self, model_output: str, request: Any) -> tuple[str | None, str | None]:
+        """Thought and the rest of a whole output."""
+        thought, rest = split_thought(model_output)
+        if not thought:
+            return None, model_output
+        reasoning, _ = super().extract_reasoning(thought, request)
+        return reasoning, rest or None
+
+
 def _offers_tools(request: Any) -> bool:
     return bool(request.tools) and request.tool_choice != "none"
 
@@ -115,3 +129,4 @@ def _log_fault(piece: Piece) -> None:
 for _format, _name in PARSER_NAMES.items():
     _parser = type(f"{_format.title().replace('-', '')}ToolParser", (PortlabToolParser,), {"tool_format": _format})
     ToolParserManager.register_module(_name, module=_parser)
+ReasoningParserManager.register_module(REASONING_PARSER, module=PortlabGemma4ReasoningParser)
