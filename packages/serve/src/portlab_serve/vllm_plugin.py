@@ -88,7 +88,7 @@ class PortlabToolParser(ToolParser):
 
 
 class PortlabGemma4ReasoningParser(Gemma4ParserReasoningAdapter):
-    """vLLM's own for Gemma 4, which takes a `<channel|>` in the arguments of a whole output for the end of a thought."""
+    """vLLM's own for Gemma 4, which takes a `<channel|>` quoted in arguments for the end of a thought."""
 
     def extract_reasoning(self, model_output: str, request: Any) -> tuple[str | None, str | None]:
         """Thought and the rest of a whole output."""
