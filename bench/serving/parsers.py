@@ -6,7 +6,7 @@ on which parsers are known to disagree passes through vLLM's own detokenising, s
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,11 @@ from bench_parsers import Row, fixtures, loose, rows, same
 from other_parsers import Calls
 from portlab_serve.parser_names import PARSER_NAMES
 from portlab_spec.assets import default_model
+from portlab_spec.conversation import Conversation, Message, Tool, ToolCall
+from portlab_spec.errors import UserError
 from portlab_spec.files import write_json
+from portlab_spec.fixtures.cases import BODIES
+from portlab_spec.formats import find_format
 from portlab_spec.formats.markers import FUNCTIONGEMMA, GEMMA4
 from portlab_spec.models.config import GemmaConfig
 from portlab_spec.models.table import param_table
@@ -64,10 +68,15 @@ class Contender:
     ours: bool
 
 
+# vLLM has no parser of its own for Gemma 3's JSON.
+THEIRS = {"functiongemma": "functiongemma", "gemma4": "gemma4", "gemma3-python": "pythonic"}
 CONTENDERS = tuple(
     contender
-    for name in ("functiongemma", "gemma4")
-    for contender in (Contender(PARSER_NAMES[name], name, True), Contender(name, name, False))
+    for name in ("functiongemma", "gemma4", "gemma3-json", "gemma3-python")
+    for contender in (
+        Contender(PARSER_NAMES[name], name, True),
+        *([Contender(THEIRS[name], name, False)] if name in THEIRS else ()),
+    )
 )
 
 
@@ -139,6 +148,34 @@ class Outcome:
         return sum(loose(s.calls) == loose(calls) and not s.fault for (_, calls), s in pairs)
 
 
+def outputs_of(tool_format: str) -> tuple[list[Row], list[tuple[str, Calls]]]:
+    """The outputs of a format with what is right, and fixtures.
+
+    Of the native formats those on which parsers disagree; of Gemma 3's the calls that they all hold, written anew.
+    """
+    for markers, name in ((FUNCTIONGEMMA, "functiongemma"), (GEMMA4, "gemma4")):
+        if name == tool_format:
+            return rows(markers), fixtures(markers) or []
+    return list(_written(tool_format)), []
+
+
+def _written(tool_format: str) -> Iterator[Row]:
+    fmt = find_format(tool_format)
+    for case in BODIES:
+        if case.strict is None:
+            continue
+        call = ToolCall(name=case.name, arguments=case.strict)
+        messages = (Message(role="user", content="Go on."), Message(role="assistant", tool_calls=(call,)))
+        tool = Tool(name=case.name, description=case.reason, parameters={"type": "object", "properties": {}})
+        try:
+            segments = fmt.render(Conversation(id="case", tools=(tool,), messages=messages))
+        except UserError:  # a name that a Python call cannot have
+            continue
+        text = "".join(s.text for s in segments if s.loss and s.text not in fmt.stop_tokens)
+        calls: Calls = [(case.name, case.strict)]
+        yield Row(text, text, case.reason, "grammar", calls, calls)
+
+
 def tiny_model(folder: Path, tool_format: str) -> Path:
     """A random Gemma 3 of two layers with the default model's tokenizer, control tokens named as a format has them."""
     source = default_model().path
@@ -168,9 +205,8 @@ def try_parser(contender: Contender, python: Path, folder: Path) -> Outcome:
     options += ["--tool-format", contender.tool_format]
     if not contender.ours:
         options += ["--tool-call-parser", contender.parser]
-    markers = FUNCTIONGEMMA if contender.tool_format == "functiongemma" else GEMMA4
-    outputs, known = rows(markers), fixtures(markers) or []
-    tokenizer = Tokenizer.load(model)
+    outputs, known = outputs_of(contender.tool_format)
+    tokenizer, end = Tokenizer.load(model), find_format(contender.tool_format).stop_tokens[-1]
     texts = [row.output for row in outputs] + [output for output, _ in known]
     log = folder / f"{contender.parser}.log"
     bench = str(Path(__file__).parents[1])
@@ -178,7 +214,7 @@ def try_parser(contender: Contender, python: Path, folder: Path) -> Outcome:
         client = openai.OpenAI(base_url=f"{server.root}/v1", api_key="none", max_retries=0, timeout=300)
         with ThreadPoolExecutor(AT_ONCE) as pool:
             # An answer has a token: one without text is the end of the turn.
-            ids = [tokenizer.encode(text) or [tokenizer.token_id(markers.end_turn)] for text in texts]
+            ids = [tokenizer.encode(text) or [tokenizer.token_id(end)] for text in texts]
             whole = list(pool.map(lambda forced: ask(client, forced), ids))
             streamed = list(pool.map(lambda forced: ask_streamed(client, forced), ids))
     n = len(outputs)
