@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 RUN_SECONDS = 600
+# podman runs health checks by systemd, and complains among the output where there is none.
+QUIET = ("--no-healthcheck",)
 
 
 UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -65,12 +67,12 @@ class Engine:
         Raises:
             subprocess.TimeoutExpired: it takes longer than `seconds`.
         """
-        return self._call("run", "--rm", *options, image, *words, seconds=seconds)
+        return self._call("run", "--rm", *QUIET, *options, image, *words, seconds=seconds)
 
     @contextmanager
     def running(self, image: str, *words: str, options: Sequence[str] = ()) -> Iterator[str]:
         """A container in the background, by its id; it is removed at the end."""
-        container = self._checked("run", "--detach", *options, image, *words).strip()
+        container = self._checked("run", "--detach", *QUIET, *options, image, *words).strip()
         try:
             yield container
         finally:

@@ -161,14 +161,14 @@ def test_podman_is_asked_for_the_format_that_has_health_checks(program):
 
 def test_a_run_leaves_nothing_behind(program):
     Engine("podman").run("name", "--help", options=("--network", "none"))
-    assert (program / "words").read_text() == "run --rm --network none name --help\n"
+    assert (program / "words").read_text() == "run --rm --no-healthcheck --network none name --help\n"
 
 
 def test_a_container_in_the_background_is_removed(program):
     (program / "answer").write_text("abc\n")
     with pytest.raises(ValueError, match="stop"), Engine("podman").running("name"):
         raise ValueError("stop")
-    assert (program / "words").read_text() == "run --detach name\nrm --force --volumes abc\n"
+    assert (program / "words").read_text() == "run --detach --no-healthcheck name\nrm --force --volumes abc\n"
 
 
 @pytest.mark.parametrize(("none", "some"), [("0", "2920000"), ("0 B", "2.92 MB")], ids=["docker", "podman"])
