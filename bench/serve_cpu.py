@@ -28,6 +28,7 @@ import openai
 from rich.console import Console
 from rich.table import Table
 
+from fitnesscoach.evaluate import as_table
 from portlab_merge.cli import main as merge_ckpt
 from portlab_spec.assets import default_model
 from portlab_spec.cli import run as run_command
@@ -166,6 +167,7 @@ def run_scores(bench: Bench) -> tuple[dict[str, Any], Faults]:
     ):
         with bench.server(model, f"scores-{name}", *options) as server:
             scored.append(side_by_side.score(server, asked, name, rows, bench.max_tokens))
+    console().print(as_table(bench.dataset, scored, differences=True))
     figures = side_by_side.figures(scored, bench.report)
     return figures, [f"scores: {fault}" for fault in side_by_side.faults(*scored, bench.report)]
 
@@ -193,13 +195,20 @@ PARTS: dict[str, Callable[[Bench], tuple[dict[str, Any], Faults]]] = {
 }
 
 
-def show(figures: dict[str, Any], console: Console) -> None:
+def console() -> Console:
+    """Standard output, wide enough for the tables where it is no terminal."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+
+
+def show(figures: dict[str, Any], out: Console) -> None:
     """Tables of scores and parsers, the rest as it is."""
     if scores := figures.get("scores"):
         table = Table("questions answered rightly", *side_by_side.METRICS)
         for name, counts in scores.items():
-            table.add_row(name, *("{} of {}".format(*counts[m]) if m in counts else "-" for m in side_by_side.METRICS))
-        console.print(table)
+            if isinstance(counts, dict):
+                cells = ("{} of {}".format(*counts[m]) if m in counts else "-" for m in side_by_side.METRICS)
+                table.add_row(name, *cells)
+        out.print(table)
     if found := figures.get("parsers"):
         table = Table("parser", "outputs, whole", "streamed", "calls nobody wrote", "streamed", "fixtures", "streamed")
         for name, f in found.items():
@@ -207,10 +216,10 @@ def show(figures: dict[str, Any], console: Console) -> None:
             cells = [f"{right[mode]} of {f['outputs']}" for mode in ("whole", "streamed")]
             cells += [str(wrong[mode]) for mode in ("whole", "streamed")]
             table.add_row(name, *cells, *(f"{known[mode]} of {f['fixtures']}" for mode in ("whole", "streamed")))
-        console.print(table)
+        out.print(table)
     for part in ("chat", "load"):
         if part in figures:
-            console.print_json(json.dumps({part: figures[part]}))
+            out.print_json(json.dumps({part: figures[part]}))
 
 
 def find_run(given: Path | None) -> Path:
@@ -241,7 +250,7 @@ def main(argv: Sequence[str]) -> int:
             figures[part], found = PARTS[part](bench)
             faults += found
             record(part, figures[part])
-    show(figures, Console(highlight=False, width=None if sys.stdout.isatty() else 120))
+    show(figures, console())
     if faults:
         raise CheckFailed("; ".join(faults))
     return 0
