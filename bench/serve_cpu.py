@@ -166,6 +166,8 @@ def run_scores(bench: Bench) -> tuple[dict[str, Any], Faults]:
         ("merged", bench.merged, "base", ()),
     ):
         with bench.server(model, f"scores-{name}", *options) as server:
+            if options:  # until then requests to the base are under way, and they must not meet any to the adapter
+                server.wait_for("log probabilities move")
             scored.append(side_by_side.score(server, asked, name, rows, bench.max_tokens))
     console().print(as_table(bench.dataset, scored, differences=True))
     figures = side_by_side.figures(scored, bench.report)

@@ -109,6 +109,18 @@ class VllmServer:
         choices.sort(key=lambda choice: choice["index"])
         return [Answer(tuple(c["token_ids"]), tuple(c["logprobs"]["token_logprobs"])) for c in choices]
 
+    def wait_for(self, text: str, seconds: float = 120.0) -> None:
+        """Until its log has a text.
+
+        Raises:
+            ServerFailed: it never had.
+        """
+        end = time.monotonic() + seconds
+        while text not in self.log.read_text():
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise ServerFailed(self._first_error())
+            time.sleep(0.2)
+
     def end(self, patience: float = 20.0) -> float:
         """End it and all that it started, by force after `patience` seconds; returns the seconds that took."""
         started = [self.process, *self.family()]

@@ -116,3 +116,10 @@ def test_every_parser_is_named_for_its_format(name):
 def test_an_option_that_loses_the_stops_is_a_warning(functiongemma, option):
     launch = prepare(resolve([str(functiongemma.path), option]), "vllm", {})
     assert [f.check for f in launch.findings if f.level == "warning"] == ["stops"]
+
+
+@pytest.mark.parametrize("target", ["vllm", "vllm-tpu", "cpu"])
+def test_a_cpu_mixes_base_and_adapter(functiongemma, tmp_path, target):
+    folder = functiongemma.adapter(tmp_path / "a")
+    found = prepare(resolve([str(functiongemma.path), "--lora-modules", f"a={folder}"]), target, {}).findings
+    assert any("share a batch" in f.what for f in found) == (target == "cpu")

@@ -103,6 +103,10 @@ def prepare(
     if model:
         findings += check_model(model, code, chosen)
         findings += (finding for adapter in adapters for finding in check_adapter(adapter, model, target))
+    if adapters and target == "cpu":
+        what = "requests to the base get the last adapter's answers whenever they share a batch with an adapter's"
+        fix = "Ask one at a time, or serve the base on its own; vLLM 0.32's kernels for a CPU read -1 as the last slot"
+        findings.append(note("adapter", what, "--lora-modules", fix))
     findings += check_target_modules(adapters, args.values("--lora-target-modules"))
     findings += check_rank(adapters, args.value("--max-lora-rank"))
     template = _template(args, model, chosen)
