@@ -26,10 +26,10 @@ from image_checks import CHECKS, Trial, ended, require
 from portlab_spec import cli
 from portlab_spec.assets import default_model
 from portlab_spec.errors import CheckFailed, UserError
-from portlab_spec.files import write_json
+from portlab_spec.files import read_json, write_json
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
-from serving_folders import Model
+from serving_folders import Model, adapter_tensors, write_weights
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = ROOT / "docker" / "Dockerfile"
@@ -87,8 +87,9 @@ def main(argv: list[str]) -> int:
     if not built:
         return 1
     with tempfile.TemporaryDirectory() as folder:
-        models, server = make_models(Path(folder)), make_stand_in_server(Path(folder))
-        trial = Trial(engine, options.image, default_model().path, models, server)
+        model = default_model().path
+        models, server = make_models(Path(folder), model), make_stand_in_server(Path(folder))
+        trial = Trial(engine, options.image, model, models, server)
         for check in CHECKS:
             table.check(str(check.__doc__), lambda check=check: check(trial))
     table.check("a change in packages/serve builds on the same pins", lambda: rebuild(engine, options, arguments))
@@ -152,13 +153,18 @@ def rebuild(engine: Engine, options: Options, arguments: dict[str, str]) -> str:
     return f"{same.count(True)} of {len(same)} layers are the same"
 
 
-def make_models(folder: Path) -> Path:
-    """Tiny models as they are published, one of them spoilt and one that cannot be read to its end."""
+def make_models(folder: Path, base: Path) -> Path:
+    """Tiny models as published, one spoilt, one that cannot be read to its end, and a random adapter of `base`."""
     models = folder / "models"
     models.mkdir()
     Model(models / "gemma4", "gemma-4-31B", "Gemma4ForConditionalGeneration", "model.language_model.", "gemma4")
     bad = Model(models / "bad", "functiongemma-270m", "Gemma3ForConditionalGeneration", "model.", "functiongemma")
     write_json(bad.path / "generation_config.json", {"eos_token_id": [1]})
+    (models / "adapter").mkdir()
+    factors = adapter_tensors(read_json(base / "config.json", "config"), "model.", rank=8, scale=0.03)
+    write_weights(models / "adapter" / "adapter_model.safetensors", factors)
+    settings = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "base_model_name_or_path": "model"}
+    write_json(models / "adapter" / "adapter_config.json", settings)
     (models / "slow").mkdir()
     os.mkfifo(models / "slow" / "config.json")
     folder.chmod(0o755)  # user portlab reads it too

@@ -87,6 +87,10 @@ class Engine:
         self._checked("stop", "--time", str(seconds), container)
         return int(self._checked("inspect", "--format", "{{.State.ExitCode}}", container))
 
+    def is_running(self, container: str) -> bool:
+        """Has it not ended?"""
+        return self._checked("inspect", "--format", "{{.State.Running}}", container).strip() == "true"
+
     def logs(self, container: str) -> str:
         """What a container has printed."""
         done = self._call("logs", container)

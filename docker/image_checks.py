@@ -5,7 +5,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,9 @@ DOCKER = Path(__file__).parent
 MODELS = {"/models/${MODEL:-functiongemma-270m}": "/model", "/models/${MODEL:-gemma-4-31b}": "/models/gemma4"}
 # Nothing is to be fetched while a model is checked.
 OFFLINE = ("--network", "none")
-READY_SECONDS, STOP_SECONDS = 60, 30
+READY_SECONDS, SERVING_SECONDS, STOP_SECONDS = 60, 1200, 60
+# Between log probabilities in nats: bfloat16 there, float32 here.
+CLOSE = 0.25
 IMPORTS = """
 import jax, libtpu, torch, tpu_inference, vllm
 import portlab_serve.vllm_plugin
@@ -41,6 +43,15 @@ for words in json.load(sys.stdin):
 print("parsed", args.model)
 """
 
+COMPLETE = """
+import json, urllib.request
+body = {"model": "/model", "prompt": "The capital of France is", "max_tokens": 16, "temperature": 0, "logprobs": 1,
+        "return_token_ids": True}
+request = urllib.request.Request(
+    "http://127.0.0.1:8000/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+print(urllib.request.urlopen(request, timeout=600).read().decode())
+"""
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -50,7 +61,8 @@ class Trial:
         engine: runs it.
         image: its name.
         model: a FunctionGemma that can be served, at /model in the image.
-        models: folder of models, at /models: `gemma4`, tiny; `bad`, spoilt; `slow`, which is never read to its end.
+        models: folder of models, at /models: `gemma4`, tiny; `bad`, spoilt; `slow`, which is never read to its end;
+            `adapter`, a random one of `model`.
         stand_in: folder with a package `vllm` that is no more than stand_in_server.
     """
 
@@ -72,12 +84,24 @@ class Trial:
     def server(self, *words: str, options: tuple[str, ...] = OFFLINE, until: str = "ready") -> Iterator[str]:
         """The image, started on `words` with the stand-in server, once it has printed `until`."""
         stand_in = ("--volume", f"{self.stand_in}:/stand-in:ro", "--env", "PYTHONPATH=/stand-in")
-        with self.engine.running(self.image, *words, options=(*self._mounts, *stand_in, *options)) as container:
-            deadline = time.monotonic() + READY_SECONDS
-            while until not in (log := self.engine.logs(container)):
-                require(time.monotonic() < deadline, f"not ready after {READY_SECONDS} s: {log[-300:]}")
-                time.sleep(0.2)
+        with self.container(*words, options=(*stand_in, *options)) as container:
+            if until:
+                self.printed(container, until, READY_SECONDS)
             yield container
+
+    def container(self, *words: str, options: tuple[str, ...]) -> AbstractContextManager[str]:
+        """The image on `words`, in the background."""
+        return self.engine.running(self.image, *words, options=(*self._mounts, *options))
+
+    def printed(self, container: str, text: str, seconds: float) -> str:
+        """Wait for a line with `text`, and return it."""
+        deadline = time.monotonic() + seconds
+        while not (lines := [line for line in self.engine.logs(container).splitlines() if text in line]):
+            last = self.engine.logs(container)[-300:]
+            require(self.engine.is_running(container), f"it ended: {last}")
+            require(time.monotonic() < deadline, f"{text!r} is not printed in {seconds:.0f} s: {last}")
+            time.sleep(0.5)
+        return lines[0]
 
     @property
     def _mounts(self) -> tuple[str, ...]:
@@ -255,6 +279,41 @@ def early_stop(trial: Trial) -> str:
     return f"exit code {code}"
 
 
+def served(trial: Trial) -> str:
+    """vLLM-TPU on the CPU, with plain attention: serves the base as transformers has it, and applies an adapter"""
+    settings = (
+        "JAX_PLATFORMS=cpu",
+        "JAX_CPU_ENABLE_ASYNC_DISPATCH=false",
+        "HF_HUB_OFFLINE=1",
+        "PYTHONPATH=/without_tpu",
+    )
+    options = [word for setting in settings for word in ("--env", setting)]
+    options += ["--volume", f"{DOCKER / 'without_tpu'}:/without_tpu:ro"]
+    words = ("--max-model-len", "64", "--max-num-seqs", "1", "--max-num-batched-tokens", "64")
+    adapter = ("--lora-modules", "random=/models/adapter", "--check-adapter")
+    with trial.container("/model", *words, *adapter, options=(*OFFLINE, *options)) as container:
+        effect = trial.printed(container, "adapter random: ", SERVING_SECONDS)
+        done = ended(trial.engine.exec(container, "python", "-c", COMPLETE), 0)
+        code = trial.engine.stop(container, STOP_SECONDS)
+    answer = json.loads(done.last_line)["choices"][0]
+    expected = logprobs(trial.model, answer["prompt_token_ids"], answer["token_ids"])
+    distance = max(abs(a - b) for a, b in zip(expected, answer["logprobs"]["token_logprobs"], strict=True))
+    require(distance < CLOSE, f"log probabilities differ by {distance:.3g}")
+    require(code == 0, f"exit code {code} after stop")
+    return f"{len(expected)} tokens within {distance:.2g} nats; {effect}; exit code 0"
+
+
+def logprobs(model: Path, prompt: list[int], tokens: list[int]) -> list[float]:
+    """Log probability of each token after a prompt, by transformers in float32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    with torch.no_grad():
+        scores = network(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    return scores.gather(1, torch.tensor(tokens)[:, None])[:, 0].tolist()
+
+
 def no_tpu(trial: Trial) -> str:
     """without a TPU, vLLM's error is shown and its exit code returned"""
     done = trial.run("/model", "--max-model-len", "64")
@@ -280,5 +339,6 @@ CHECKS: tuple[Callable[[Trial], str], ...] = (
     health,
     stop,
     early_stop,
+    served,
     no_tpu,
 )

@@ -61,6 +61,21 @@ def tensors_of(raw: dict[str, Any], prefix: str) -> dict[str, np.ndarray]:
     return {name: rng.standard_normal(shape).astype(F32) for name, shape in shapes.items()}
 
 
+def adapter_tensors(
+    raw: dict[str, Any], prefix: str, rank: int, only: Callable[[str], bool] = lambda module: True, scale: float = 1.0
+) -> dict[str, np.ndarray]:
+    """Random factors, as PEFT names them, of the linear layers of the model with this config.json."""
+    rng = np.random.default_rng(1)
+    tensors = {}
+    for param in param_table(GemmaConfig.from_dict(raw)):
+        for module in param.modules(prefix):
+            if param.target and len(param.shape) == 2 and only(module):
+                key = f"base_model.model.{module}"
+                tensors[f"{key}.lora_A.weight"] = (scale * rng.standard_normal((rank, param.shape[1]))).astype(F32)
+                tensors[f"{key}.lora_B.weight"] = (scale * rng.standard_normal((param.shape[0], rank))).astype(F32)
+    return tensors
+
+
 def tokens_of(tool_format: str) -> dict[str, int]:
     named = {"functiongemma": FUNCTION_TOKENS, "gemma4": GEMMA4_TOKENS}.get(tool_format, {})
     base = {k: v for k, v in GEMMA3_TOKENS.items() if v not in named.values()}
@@ -111,14 +126,7 @@ class Model:
     ) -> str:
         """A PEFT adapter of its linear layers; `prefix` names modules otherwise than the model does."""
         folder.mkdir(exist_ok=True)
-        rng = np.random.default_rng(1)
-        tensors = {}
-        for param in param_table(GemmaConfig.from_dict(self.raw)):
-            for module in param.modules(prefix or self.prefix):
-                if param.target and len(param.shape) == 2 and only(module):
-                    key = f"base_model.model.{module}"
-                    tensors[f"{key}.lora_A.weight"] = rng.standard_normal((rank, param.shape[1])).astype(F32)
-                    tensors[f"{key}.lora_B.weight"] = rng.standard_normal((param.shape[0], rank)).astype(F32)
+        tensors = adapter_tensors(self.raw, prefix or self.prefix, rank, only)
         write_weights(folder / "adapter_model.safetensors", tensors)
         settings = {"peft_type": "LORA", "r": rank, "lora_alpha": 8, "base_model_name_or_path": self.path.name}
         write_json(folder / "adapter_config.json", settings | config)
