@@ -163,7 +163,8 @@ def make_models(folder: Path, base: Path) -> Path:
     (models / "adapter").mkdir()
     factors = adapter_tensors(read_json(base / "config.json", "config"), "model.", rank=8, scale=0.03)
     write_weights(models / "adapter" / "adapter_model.safetensors", factors)
-    settings = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "base_model_name_or_path": "model"}
+    adapted = sorted({name.split(".")[-3] for name in factors})
+    settings = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": adapted}
     write_json(models / "adapter" / "adapter_config.json", settings)
     (models / "slow").mkdir()
     os.mkfifo(models / "slow" / "config.json")

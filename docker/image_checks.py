@@ -284,6 +284,7 @@ def served(trial: Trial) -> str:
     settings = (
         "JAX_PLATFORMS=cpu",
         "JAX_CPU_ENABLE_ASYNC_DISPATCH=false",
+        "SKIP_JAX_PRECOMPILE=1",
         "HF_HUB_OFFLINE=1",
         "PYTHONPATH=/without_tpu",
     )

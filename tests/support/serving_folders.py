@@ -128,6 +128,7 @@ class Model:
         folder.mkdir(exist_ok=True)
         tensors = adapter_tensors(self.raw, prefix or self.prefix, rank, only)
         write_weights(folder / "adapter_model.safetensors", tensors)
-        settings = {"peft_type": "LORA", "r": rank, "lora_alpha": 8, "base_model_name_or_path": self.path.name}
+        settings = {"peft_type": "LORA", "r": rank, "lora_alpha": 8, "target_modules": "all-linear"}
+        settings |= {"base_model_name_or_path": self.path.name}
         write_json(folder / "adapter_config.json", settings | config)
         return str(folder)

@@ -1,6 +1,7 @@
 """The preflight of adapters: what the server would refuse, and above all what it would ignore."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from portlab_serve.adapter_checks import requested_adapters
 from portlab_serve.command_line import resolve
 from portlab_serve.launch import Launch, prepare
 from portlab_spec.errors import UserError
+from portlab_spec.files import write_json
 
 
 def launch(model, folder, target="vllm", *more: str, environ=None) -> Launch:
@@ -118,6 +120,15 @@ def test_another_base_by_name_is_a_warning(functiongemma, tmp_path):
 )
 def test_what_the_server_does_not_have_is_refused(functiongemma, tmp_path, config):
     assert only_fault(functiongemma, functiongemma.adapter(tmp_path / "a", **config)).level == "error"
+
+
+@pytest.mark.parametrize("key", ["lora_alpha", "target_modules"])
+def test_a_config_without_what_the_server_asks_for_is_refused(functiongemma, tmp_path, key):
+    folder = Path(functiongemma.adapter(tmp_path / "a"))
+    config = json.loads((folder / "adapter_config.json").read_text())
+    del config[key]
+    write_json(folder / "adapter_config.json", config)
+    assert only_fault(functiongemma, str(folder)).what == f"adapter_config.json lacks {key}: the server refuses it"
 
 
 def test_tensors_that_are_no_factors_are_refused(functiongemma, tmp_path):

@@ -29,6 +29,8 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _KEY = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
 # Inits that leave the base as it is (vllm/lora/peft_helper.py); the others change it when PEFT loads the adapter.
 _PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
+# Without one of them the server refuses an adapter (vllm/lora/peft_helper.py).
+_REQUIRED = ("r", "lora_alpha", "target_modules")
 _UNSUPPORTED = {
     "use_dora": "DoRA",
     "lora_bias": "biases of LoRA",
@@ -154,6 +156,9 @@ def _features(adapter: Adapter, where: str) -> Iterator[Finding]:
     config, fix = adapter.config, "Serve the merged model: merge-ckpt merge"
     if config.get("peft_type") != "LORA":
         yield error("adapter", f"peft_type is {config.get('peft_type')!r}, not LORA", where, "Serve a merged model")
+    if missing := [key for key in _REQUIRED if key not in config]:
+        what = f"{CONFIG} lacks {', '.join(missing)}: the server refuses it"
+        yield error("adapter", what, where, "Export it again: merge-ckpt adapter")
     for key, name in _UNSUPPORTED.items():
         if config.get(key):
             yield error("adapter", f"{key} is set, and the server has no {name}", where, fix)
