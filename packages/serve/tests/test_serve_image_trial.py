@@ -1,6 +1,8 @@
 """What tries the image (docker/check_image.py): each check can fail, and engines are called as they understand."""
 
 import json
+import os
+import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -213,3 +215,58 @@ def test_the_python_is_copied_without_what_was_installed_into_it(tmp_path):
     assert (tmp_path / "bin" / "python").readlink() == Path(name)
     assert (tmp_path / "lib" / name / "json" / "decoder.py").exists()
     assert list((tmp_path / "lib" / name / "site-packages").iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------------ on a TPU VM
+
+SCRIPT = Path(__file__).parents[3] / "docker" / "try_on_tpu.sh"
+ANSWER = {
+    "choices": [{"finish_reason": "tool_calls", "message": {"tool_calls": [{"function": {"name": "get_steps"}}]}}]
+}
+FAKE_DOCKER = """#!/bin/sh
+echo "$*" >> {folder}/words
+case "$*" in
+*State.Running*) echo true ;;
+*State.ExitCode*) echo {code} ;;
+logs*) echo 'adapter try: log probabilities move by up to 1.5' ;;
+esac
+"""
+
+
+def try_on_tpu(folder: Path, code: int, *words: str) -> tuple[int, str, list[str]]:
+    """The script with a docker and a curl that only pretend: its exit code, its output, docker's command lines."""
+    for name, text in {
+        "docker": FAKE_DOCKER.format(folder=folder, code=code),
+        "curl": f"#!/bin/sh\ncase \"$*\" in */health*) ;; *) echo '{json.dumps(ANSWER)}' ;; esac\n",
+    }.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    done = subprocess.run(
+        ["bash", str(SCRIPT), str(folder), "model", *words],
+        env={"PATH": f"{folder}:{os.environ['PATH']}"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return done.returncode, done.stdout, (folder / "words").read_text().splitlines()
+
+
+def test_the_trial_on_a_tpu_starts_twice_and_then_with_the_adapter(tmp_path):
+    code, out, commands = try_on_tpu(tmp_path, 0, "--adapter", "lora", "--max-model-len=64")
+    assert code == 0
+    assert out.count("ok      healthy after") == 3
+    assert out.count('answer  tool_calls [{"function": {"name": "get_steps"}}]') == 2
+    assert "adapter try: log probabilities move by up to 1.5" in out
+    starts = [command.partition("portlab-vllm-tpu ")[2] for command in commands if command.startswith("run --detach")]
+    served = "/models/model --max-model-len=64"
+    assert starts == [served, served, f"{served} --lora-modules try=/models/lora --check-adapter"]
+    assert sum(command.startswith("stop --time 120") for command in commands) == 3
+
+
+def test_the_trial_on_a_tpu_fails_with_the_servers_exit_code(tmp_path):
+    code, out, _ = try_on_tpu(tmp_path, 137, "--max-model-len=64")
+    assert code == 1
+    assert "FAILED  exit code 137 after stop" in out
+    assert (tmp_path / "try.log").exists()
