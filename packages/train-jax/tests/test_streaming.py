@@ -5,7 +5,6 @@ from collections import Counter
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 import torch
 from eight_devices import on_eight_devices, run_on_eight_devices
@@ -21,9 +20,9 @@ from portlab_spec.models import UnsupportedModel
 from portlab_spec.recipe import Mesh
 
 NEW = 6
-# Around the ends of chunks of 8 tokens, and of caches of 32 slots with six of them for the answer; all but two are
-# longer than the window of most models, which is 6.
-LENGTHS = (1, 2, 8, 9, 16, 17, 26, 27, 40)
+# Around the ends of chunks of 8 tokens, up to the end of a cache of 32 slots, of which the answer takes six. The window
+# of most models is 6.
+LENGTHS = (1, 2, 8, 9, 16, 17, 26)
 
 
 @pytest.fixture(autouse=True)
@@ -33,9 +32,17 @@ def small(monkeypatch):
     monkeypatch.setattr(streaming, "use_compilation_cache", lambda: None)
 
 
+@pytest.fixture(scope="module")
+def compiled(tiny_model):
+    tiny = tiny_model("gemma3, two kv heads")
+    return StreamingDecoder(tiny.config, tiny.params, tiny.mesh)
+
+
 @pytest.fixture
-def decoder(tiny_one):
-    return StreamingDecoder(tiny_one.config, tiny_one.params, tiny_one.mesh)
+def decoder(compiled):
+    """A decoder of `tiny_one` that has read nothing, but may have compiled."""
+    compiled._kept.clear()
+    return compiled
 
 
 @pytest.fixture
@@ -69,6 +76,11 @@ def test_equals_transformers_at_every_length(tiny, rng):
     decoder = StreamingDecoder(tiny.config, tiny.params, tiny.mesh)
     prompts = [prompt_of(rng, length) for length in LENGTHS]
     assert [[*decoder.decode(p, (), NEW)] for p in prompts] == [reference(tiny, p) for p in prompts]
+
+
+def test_equals_transformers_in_a_larger_cache(tiny_one, rng, decoder):
+    prompts = [prompt_of(rng, length) for length in (27, 40)]
+    assert [[*decoder.decode(p, (), NEW)] for p in prompts] == [reference(tiny_one, p) for p in prompts]
 
 
 def test_an_answer_ends_with_the_first_stop_id(tiny_one, rng, decoder):
@@ -154,20 +166,22 @@ def compilations():
     logging.getLogger("jax").removeHandler(handler)
 
 
-def test_twenty_turns_compile_two_programs_for_each_size_of_cache(tiny_one, rng, decoder, compilations, caplog):
+def test_twenty_turns_compile_two_programs_for_each_size_of_cache(tiny_one, rng, compilations, caplog):
+    decoder = StreamingDecoder(tiny_one.config, tiny_one.params, tiny_one.mesh)
     prompt = prompt_of(rng, 5)
     for turn in range(20):
-        made = [*decoder.decode(prompt, (), NEW)]
+        made = [*decoder.decode(prompt, (), 2)]
         prompt += [*made, *rng.integers(3, 96, 1 + turn % 5).tolist()]
-    sizes = {32, 64, 128, 256}
-    assert len(prompt) > 150
+    sizes = (32, 64, 128)
+    assert 64 < len(prompt) < 126
     assert (decoder.read.count, decoder.step.count) == (len(sizes), len(sizes))
     assert compilations["jit(_read)"] == compilations["jit(_step)"] == len(sizes)
-    assert sum(compilations.values()) < 4 * len(sizes)  # and what makes empty caches
+    assert sum(compilations.values()) <= 5 * len(sizes)  # and what makes empty caches and copies them
     assert "compiled anew" not in caplog.text
 
 
-def test_what_is_prepared_is_not_compiled_again(rng, decoder):
+def test_what_is_prepared_is_not_compiled_again(tiny_one, rng):
+    decoder = StreamingDecoder(tiny_one.config, tiny_one.params, tiny_one.mesh)
     decoder.prepare(20, NEW)
     assert (decoder.read.count, decoder.step.count) == (1, 1)
     list(decoder.decode(prompt_of(rng, 20), (), NEW))
@@ -182,6 +196,7 @@ def test_bfloat16_decodes(tiny_one, rng):
     small = jax.tree.map(lambda x: x.astype(jnp.bfloat16), tiny_one.params)
     decoder = StreamingDecoder(tiny_one.config, small, tiny_one.mesh)
     assert len([*decoder.decode(prompt_of(rng, 20), (), NEW)]) == NEW
+    assert {leaf.dtype for leaf in jax.tree.leaves(decoder._kept[32].caches)} == {jnp.dtype(jnp.bfloat16)}
 
 
 def test_a_folder_is_loaded_by_the_entry_point(tiny_one, rng):
@@ -204,9 +219,8 @@ def test_a_folder_without_weights_is_refused(tmp_path):
 
 
 @on_eight_devices
-@pytest.mark.parametrize("case", ["gemma3, two kv heads", "gemma4, keys are values"])
-def test_equals_transformers_on_several_devices(tiny_model, rng, monkeypatch, case):
-    tiny = tiny_model(case)
+def test_equals_transformers_on_several_devices(tiny_model, rng):
+    tiny = tiny_model("gemma4, keys are values")  # heads of sliding layers are cut, those of full ones repeated
     mesh = MeshPlan.create(Mesh(data=1, fsdp=1, tp=2), jax.devices()[:2])
     params, _ = load_params(tiny.folder, tiny.config, jnp.float32, mesh)
     decoder = StreamingDecoder(tiny.config, params, mesh)
@@ -222,10 +236,4 @@ def test_as_few_devices_as_hold_the_weights(monkeypatch):
 
 
 def test_on_eight_devices():
-    assert "3 passed" in run_on_eight_devices(__file__, "-k", "several_devices or as_few_devices")
-
-
-def test_the_cache_is_of_the_weights_type(tiny_one, decoder, rng):
-    list(decoder.decode(prompt_of(rng, 20), (), 1))
-    leaves = jax.tree.leaves(decoder._kept[32].caches)
-    assert {leaf.dtype for leaf in leaves} == {np.dtype(np.float32)}
+    assert "2 passed" in run_on_eight_devices(__file__, "-k", "several_devices or as_few_devices")

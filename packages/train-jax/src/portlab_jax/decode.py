@@ -192,7 +192,7 @@ class RowAttention:
                 for cache, new in zip(own, kv, strict=True)
             )
         mask = _visible(self.queries, self.slots, self.prefix, kind.window)
-        out = _attend(q, prefix, own, mask, self.scale)
+        out = attend_cached(q, prefix, own, mask, self.scale)
         return out, (prefix, own), None if shared else own
 
 
@@ -206,8 +206,11 @@ def _visible(queries: Array, slots: Slots, prefix: int, window: int | None) -> A
     return seen if window is None else seen & (distance < window)
 
 
-def _attend(q: Array, prefix: KV | None, own: KV, mask: Array, scale: float) -> Array:
-    """q (B, T, H, d) over the prefix (1, P, K, d) and the rows (B, M, K, d), under one softmax."""
+def attend_cached(q: Array, prefix: KV | None, own: KV, mask: Array, scale: float) -> Array:
+    """q (B, T, H, d) over the prefix (1, P, K, d) and the rows (B, M, K, d), under one softmax.
+
+    `mask` is bool (B, T, P + M); the result (B, T, H, d).
+    """
     prefix = None if prefix is None else repeat_heads(prefix, q.shape[2])
     own = repeat_heads(own, q.shape[2])
     local = functools.partial(_attend_local, scale=scale)

@@ -13,21 +13,21 @@ Shape letters: M cache slots, C tokens of a chunk, T tokens of a call; one row.
 import math
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from portlab_jax.compiled import Compiled, use_compilation_cache
-from portlab_jax.decode import Slots, empty_caches, first_choice, run_rows
+from portlab_jax.decode import attend_cached, empty_caches, first_choice
 from portlab_jax.lora import AdapterOptions
 from portlab_jax.mesh import MeshPlan, device_memory, shard
-from portlab_jax.model import KV, Params, with_adapter
+from portlab_jax.model import KV, Inputs, Params, empty_kv, hidden_states, with_adapter
 from portlab_jax.setup import require_gemma
 from portlab_jax.weights import load_params
 from portlab_spec.data.tokens import common_prefix
-from portlab_spec.models import GemmaConfig, param_table
+from portlab_spec.models import GemmaConfig, LayerKind, param_table
 from portlab_spec.recipe import Mesh
 
 Array = jax.Array
@@ -50,6 +50,36 @@ class Kept(NamedTuple):
     caches: Caches
 
 
+class ChunkAttention:
+    """Attention of a chunk (1, T) in slots at..at+T to what a cache holds before them, and to itself.
+
+    A layer's state is its cached keys and values (1, M, K, d), which are only read. The new state is the chunk's own
+    (1, T, K, d): a loop over layers that handed on whole caches would copy them several times.
+    """
+
+    def __init__(self, at: Array, tokens: int, slots: int, scale: float) -> None:
+        index = jnp.arange(slots, dtype=jnp.int32)
+        self.positions, self.scale, self._slots = at + jnp.arange(tokens, dtype=jnp.int32), scale, slots
+        keys = jnp.concatenate([index, self.positions])
+        # What a cache holds from `at` on is of another prompt.
+        exists = jnp.concatenate([index < at, jnp.ones(tokens, bool)])
+        self._distance = jnp.where(exists, self.positions[:, None] - keys, -1)
+
+    def empty(self, kind: LayerKind, x: Array) -> tuple[KV, KV]:
+        """See `portlab_jax.model.Attend`."""
+        cached = shard(jnp.zeros((1, self._slots, kind.kv_heads, kind.head_dim), x.dtype), "group", None, "kv_heads")
+        return (cached, cached), empty_kv(kind, x)
+
+    def __call__(self, kind: LayerKind, q: Array, kv: Any, state: Any, *, shared: bool) -> tuple[Array, Any, Any]:
+        """See `portlab_jax.model.Attend`; the new state is the chunk's own keys and values."""
+        cached, own = kv if shared else (state, kv)
+        seen = self._distance >= 0
+        if kind.window is not None:
+            seen &= self._distance < kind.window
+        out = attend_cached(q, cached, own, shard(seen[None], "group"), self.scale)
+        return out, (cached, own), None if shared else own
+
+
 class StreamingDecoder:
     """A model in memory, see `portlab_spec.decoding.Decoder`.
 
@@ -64,7 +94,7 @@ class StreamingDecoder:
         self._config, self._params, self._mesh = config, params, mesh
         sizes = math.ceil(math.log2(max(self.positions / SLOTS, 1))) + 1
         self.read = Compiled(jax.jit(self._read), "reading a prompt", expected=sizes)
-        self.step = Compiled(jax.jit(self._step), "making a token", expected=sizes)
+        self.step = Compiled(jax.jit(self._step, donate_argnums=1), "making a token", expected=sizes)
         self._kept: dict[int, Kept] = {}
 
     def prepare(self, length: int, limit: int) -> None:
@@ -82,7 +112,8 @@ class StreamingDecoder:
         """See `Decoder`."""
         self.prepare(len(prompt), limit)
         token, last = prompt[-1], len(prompt) - 1
-        caches = self._read_ids(prompt[:last], cache_slots(len(prompt) + limit))
+        # A copy, which the steps may write in.
+        caches = jax.tree.map(jnp.copy, self._read_ids(prompt[:last], cache_slots(len(prompt) + limit)))
         step = self.step.prepare(self._params, caches, *self._place([token], last))
         for position in range(last, last + limit):
             with jax.set_mesh(self._mesh.mesh):
@@ -121,11 +152,16 @@ class StreamingDecoder:
 
     def _run(self, params: Params, caches: Caches, tokens: Array, at: Array) -> tuple[Array, Caches]:
         """Hidden states (1, T, D) of tokens in slots at..at+T, and the caches with them in."""
-        count = next(iter(caches.values()))[0].shape[2]
-        index = shard(jnp.arange(count, dtype=jnp.int32)[None], "group")
-        slots = Slots(index, index >= 0)
+        slots = next(iter(caches.values()))[0].shape[2]
+        attention = ChunkAttention(at, tokens.shape[1], slots, self._config.attention_scale)
+        inputs = Inputs(tokens, attention.positions[None])
         weights = with_adapter(params, {}, _NO_ADAPTER)
-        return run_rows(weights, self._config, _NO_ADAPTER, None, None, 0, slots, caches, tokens, at)
+        hidden, new = hidden_states(weights, self._config, _NO_ADAPTER, inputs, attention, state=caches)
+
+        def write(cache: Array, own: Array) -> Array:
+            return jax.lax.dynamic_update_slice_in_dim(cache, own, at, axis=2)
+
+        return hidden, {name: jax.tree.map(write, cache, new[name]) for name, cache in caches.items()}
 
 
 def cache_slots(tokens: int) -> int:
