@@ -43,12 +43,12 @@ for words in json.load(sys.stdin):
 print("parsed", args.model)
 """
 
+TOKENS = 16
 COMPLETE = """
 import json, urllib.request
-body = {"model": "/model", "prompt": "The capital of France is", "max_tokens": 16, "temperature": 0, "logprobs": 1,
-        "return_token_ids": True}
+body = {body!r} | {{"prompt": "The capital of France is", "return_token_ids": True}}
 request = urllib.request.Request(
-    "http://127.0.0.1:8000/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    "http://127.0.0.1:8000/v1/completions", json.dumps(body).encode(), {{"Content-Type": "application/json"}})
 print(urllib.request.urlopen(request, timeout=600).read().decode())
 """
 
@@ -280,7 +280,7 @@ def early_stop(trial: Trial) -> str:
 
 
 def served(trial: Trial) -> str:
-    """vLLM-TPU on the CPU, with plain attention: serves the base as transformers has it, and applies an adapter"""
+    """vLLM-TPU on the CPU, with plain attention: base and adapter answer as in transformers and PEFT"""
     settings = (
         "JAX_PLATFORMS=cpu",
         "JAX_CPU_ENABLE_ASYNC_DISPATCH=false",
@@ -294,22 +294,32 @@ def served(trial: Trial) -> str:
     adapter = ("--lora-modules", "random=/models/adapter", "--check-adapter")
     with trial.container("/model", *words, *adapter, options=(*OFFLINE, *options)) as container:
         effect = trial.printed(container, "adapter random: ", SERVING_SECONDS)
-        done = ended(trial.engine.exec(container, "python", "-c", COMPLETE), 0)
+        distances = [
+            distance(trial, container, "/model", None),
+            distance(trial, container, "random", trial.models / "adapter"),
+        ]
         code = trial.engine.stop(container, STOP_SECONDS)
-    answer = json.loads(done.last_line)["choices"][0]
-    expected = logprobs(trial.model, answer["prompt_token_ids"], answer["token_ids"])
-    distance = max(abs(a - b) for a, b in zip(expected, answer["logprobs"]["token_logprobs"], strict=True))
-    require(distance < CLOSE, f"log probabilities differ by {distance:.3g}")
+    require(max(distances) < CLOSE, f"log probabilities differ by {distances} (base, adapter)")
     require(code == 0, f"exit code {code} after stop")
-    return f"{len(expected)} tokens within {distance:.2g} nats; {effect}; exit code 0"
+    return f"{TOKENS} tokens within {distances[0]:.2g} nats, with the adapter {distances[1]:.2g}; {effect}; exit code 0"
 
 
-def logprobs(model: Path, prompt: list[int], tokens: list[int]) -> list[float]:
-    """Log probability of each token after a prompt, by transformers in float32."""
+def distance(trial: Trial, container: str, name: str, adapter: Path | None) -> float:
+    """How far a served model's log probabilities of its own answer are from those of transformers and PEFT, in nats."""
+    code = COMPLETE.format(body={"model": name, "max_tokens": TOKENS, "temperature": 0, "logprobs": 1})
+    answer = json.loads(ended(trial.engine.exec(container, "python", "-c", code), 0).out)["choices"][0]
+    expected = logprobs(trial.model, adapter, answer["prompt_token_ids"], answer["token_ids"])
+    return max(abs(a - b) for a, b in zip(expected, answer["logprobs"]["token_logprobs"], strict=True))
+
+
+def logprobs(model: Path, adapter: Path | None, prompt: list[int], tokens: list[int]) -> list[float]:
+    """Log probability of each token after a prompt, in float32."""
     import torch
+    from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    network = PeftModel.from_pretrained(network, adapter).eval() if adapter else network
     with torch.no_grad():
         scores = network(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
     return scores.gather(1, torch.tensor(tokens)[:, None])[:, 0].tolist()

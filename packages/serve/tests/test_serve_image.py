@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -122,6 +123,27 @@ def test_what_portlab_needs_is_pinned():
         project = tomllib.loads((ROOT / "packages" / package / "pyproject.toml").read_text())["project"]
         needed = {re.split(r"[<>=\[]", name)[0] for name in project["dependencies"]} - {"portlab-spec"}
         assert needed <= pinned
+
+
+def test_with_an_index_of_cpu_wheels_torch_comes_from_it_without_cuda(tmp_path):
+    """The instruction's shell code, with a `python` that writes down what it is asked to install."""
+    (run,) = [rest for name, rest in instructions() if name == "RUN" and "TORCH_INDEX" in rest]
+    code = re.sub(r"--mount=\S+", "", run).replace("/opt/", f"{tmp_path}/").replace("/tmp/torch", f"{tmp_path}/torch")
+    pins = (DOCKER / "requirements.txt").read_text().splitlines()
+    (tmp_path / "requirements.txt").write_text("\n".join(pins) + "\n")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/words\n')
+    python.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TORCH_INDEX": "https://index.example"}
+    subprocess.run(["sh", "-c", code], env=environ, check=True)
+    assert (tmp_path / "words").read_text().splitlines() == [
+        f"-m pip install --no-deps --index-url https://index.example -r {tmp_path}/torch.txt",
+        f"-m pip install --no-deps -r {tmp_path}/requirements.txt",
+    ]
+    torch = [line.partition("==")[0] for line in (tmp_path / "torch.txt").read_text().splitlines()]
+    assert torch == ["torch", "torchvision"]
+    dropped = set(pins) - set((tmp_path / "requirements.txt").read_text().splitlines())
+    assert {name.partition("-")[0].partition("==")[0] for name in dropped} == {"cuda", "nvidia", "triton"}
 
 
 # ----------------------------------------------------------------------------------------------- compose
