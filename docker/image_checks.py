@@ -52,6 +52,17 @@ request = urllib.request.Request(
 print(urllib.request.urlopen(request, timeout=600).read().decode())
 """
 
+WITHOUT_TPU = (
+    *(word for setting in (
+        "JAX_PLATFORMS=cpu",
+        "JAX_CPU_ENABLE_ASYNC_DISPATCH=false",  # one run without it answered otherwise: arrays may share NumPy's memory
+        "SKIP_JAX_PRECOMPILE=1",
+        "HF_HUB_OFFLINE=1",
+        "PYTHONPATH=/without_tpu",
+    ) for word in ("--env", setting)),
+    *("--volume", f"{DOCKER / 'without_tpu'}:/without_tpu:ro"),
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -279,20 +290,19 @@ def early_stop(trial: Trial) -> str:
     return f"exit code {code}"
 
 
+def attention(trial: Trial) -> str:
+    """the plain attention is what the kernel's own reference computes"""
+    options = (*OFFLINE, *WITHOUT_TPU, "--entrypoint", "python")
+    found = float(ended(trial.run("/without_tpu/check_attention.py", options=options), 0).out.split()[-1])
+    require(found < 1e-5, f"differs by {found}")
+    return f"differs by {found:.1g} at most"
+
+
 def served(trial: Trial) -> str:
     """vLLM-TPU on the CPU, with plain attention: base and adapter answer as in transformers and PEFT"""
-    settings = (
-        "JAX_PLATFORMS=cpu",
-        "JAX_CPU_ENABLE_ASYNC_DISPATCH=false",
-        "SKIP_JAX_PRECOMPILE=1",
-        "HF_HUB_OFFLINE=1",
-        "PYTHONPATH=/without_tpu",
-    )
-    options = [word for setting in settings for word in ("--env", setting)]
-    options += ["--volume", f"{DOCKER / 'without_tpu'}:/without_tpu:ro"]
     words = ("--max-model-len", "64", "--max-num-seqs", "1", "--max-num-batched-tokens", "64")
     adapter = ("--lora-modules", "random=/models/adapter", "--check-adapter")
-    with trial.container("/model", *words, *adapter, options=(*OFFLINE, *options)) as container:
+    with trial.container("/model", *words, *adapter, options=(*OFFLINE, *WITHOUT_TPU)) as container:
         effect = trial.printed(container, "adapter random: ", SERVING_SECONDS)
         distances = [
             distance(trial, container, "/model", None),
@@ -350,6 +360,7 @@ CHECKS: tuple[Callable[[Trial], str], ...] = (
     health,
     stop,
     early_stop,
+    attention,
     served,
     no_tpu,
 )
