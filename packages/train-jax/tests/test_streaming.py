@@ -199,11 +199,15 @@ def test_bfloat16_decodes(tiny_one, rng):
     assert {leaf.dtype for leaf in jax.tree.leaves(decoder._kept[32].caches)} == {jnp.dtype(jnp.bfloat16)}
 
 
-def test_a_folder_is_loaded_by_the_entry_point(tiny_one, rng):
+@pytest.mark.parametrize("case", ["gemma3, two kv heads", "gemma4, shared keys and values", "gemma4, experts"])
+def test_a_folder_is_loaded_by_the_entry_point(tiny_model, rng, case):
+    """On a CPU its layers are not stacked."""
+    tiny, prompt = tiny_model(case), prompt_of(rng, 20)
     assert find_decoder("jax").load() is load
-    decoder, prompt = load(tiny_one.folder), prompt_of(rng, 20)
+    decoder = load(tiny.folder)
     assert decoder.positions == 512
-    assert [*decoder.decode(prompt, (), NEW)] == reference(tiny_one, prompt)
+    assert len(decoder._params["layers"]) == tiny.config.num_hidden_layers
+    assert [*decoder.decode(prompt, (), NEW)] == reference(tiny, prompt)
 
 
 def test_another_family_is_refused_as_not_supported_here(tmp_path):

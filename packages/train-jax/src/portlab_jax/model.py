@@ -25,7 +25,7 @@ from portlab_jax.experts import mix, route
 from portlab_jax.lora import Adapter, AdapterOptions, Ends, Low, assemble, linear, replace_token_rows
 from portlab_jax.mesh import axis_size, partition, shard
 from portlab_jax.remat import GATED, INPUT, NORMED, PRODUCT, RESIDUAL, ROTATED, Remat, checkpointed
-from portlab_spec.models import GemmaConfig, LayerKind, Rope, Section, Stack, param_table
+from portlab_spec.models import GemmaConfig, LayerKind, Rope, Section, Stack, UnsupportedModel, param_table
 
 Params = dict[str, Any]
 Array = jax.Array
@@ -97,6 +97,20 @@ class Weights(NamedTuple):
 def with_adapter(params: Params, adapter: Adapter, options: AdapterOptions) -> Weights:
     """A frozen base and its adapter."""
     return Weights(params, {}, assemble(adapter, options), adapter.get("token_rows"))
+
+
+def require_gemma(config: GemmaConfig) -> None:
+    """Refuse a model whose layers are not written here.
+
+    Raises:
+        UnsupportedModel: it is no Gemma.
+    """
+    if not config.is_gemma:
+        raise UnsupportedModel(
+            f"train-jax computes Gemma's layers itself and has none of {config.family}",
+            where="model",
+            fix="Run the recipe with train-torchax, which takes transformers' model",
+        )
 
 
 def hidden_states(

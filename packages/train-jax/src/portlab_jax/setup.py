@@ -16,14 +16,14 @@ from portlab_jax.adapter_init import load_adapter
 from portlab_jax.attention import choose
 from portlab_jax.lora import AdapterOptions, adapter_shardings, init_adapter
 from portlab_jax.mesh import MeshPlan
-from portlab_jax.model import Params
+from portlab_jax.model import Params, require_gemma
 from portlab_jax.optim import make_optimizer
 from portlab_jax.step import StepMetrics, StepOptions, TrainState, make_step
 from portlab_jax.weights import LoadReport, abstract_params, load_params
 from portlab_spec.assets import ModelFolder
 from portlab_spec.data.tokens import Row
 from portlab_spec.errors import UserError
-from portlab_spec.models import GemmaConfig, UnsupportedModel, param_table, plan_adapter
+from portlab_spec.models import GemmaConfig, param_table, plan_adapter
 from portlab_spec.models.flops import ModelSize, model_size
 from portlab_spec.packing import Layout, Packing, Plan, plan
 from portlab_spec.recipe import Recipe
@@ -132,20 +132,6 @@ def choose_attention(
         log.info("attention of %s layers: %s (%s)", kind.attention, *choice)
         chosen[kind.attention] = choice.implementation
     return tuple(sorted(chosen.items()))
-
-
-def require_gemma(config: GemmaConfig) -> None:
-    """Refuse a model whose layers are not written here.
-
-    Raises:
-        UnsupportedModel: it is no Gemma.
-    """
-    if not config.is_gemma:
-        raise UnsupportedModel(
-            f"train-jax computes Gemma's layers itself and has none of {config.family}",
-            where="model",
-            fix="Run the recipe with train-torchax, which takes transformers' model",
-        )
 
 
 def draw_up(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from portlab_jax.setup import require_gemma
+from portlab_jax.model import require_gemma
 from portlab_spec.assets import default_model
 from portlab_spec.data import load_dataset
 from portlab_spec.data.tokens import Row, tokenize
