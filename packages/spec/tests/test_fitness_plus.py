@@ -12,7 +12,7 @@ import pytest
 from portlab_spec.assets import default_model
 from portlab_spec.conversation import Conversation
 from portlab_spec.data import load_dataset
-from portlab_spec.data.fitness_plus import NAME, dates, generate, grammar, load, slots, tools
+from portlab_spec.data.fitness_plus import FIXED, NAME, dates, generate, grammar, load, slots, tools
 from portlab_spec.data.fitness_plus.functions import GROUPS
 from portlab_spec.data.fitness_plus.functions import call as sample_result
 from portlab_spec.data.split import check_leakage, normalise
@@ -55,6 +55,13 @@ def test_the_same_bytes_every_time(rows):
     assert (
         hashlib.sha256(lines.encode()).hexdigest() == "b58eabf543c4e7238815fb8cecfbff6672015a83eb2bda5f8e7decec7766162d"
     )
+
+
+def test_the_fixed_rows_are_a_data_set_of_their_own(rows):
+    fixed = load_dataset(FIXED)
+    assert fixed == [row for row in rows if row.meta["offer"] == "fixed"]
+    assert Counter(row.split for row in fixed) == {"train": 584, "validation": 80, "test": 168}
+    assert all((row.messages[0], row.tools) == (fixed[0].messages[0], fixed[0].tools) for row in fixed)
 
 
 def test_another_seed_gives_other_rows_of_the_same_plan(rows):
@@ -555,5 +562,5 @@ def test_every_row_fits_2048_tokens_and_a_shared_prefix_is_most_of_a_fixed_row(r
     tokenizer = Tokenizer.load(default_model().path)
     tokens = tokenize(rows, FORMATS["functiongemma"], tokenizer, 2048)
     assert max(len(row.ids) for row in tokens) == 1962
-    fixed = {row.id for row in rows if row.meta["offer"] == "fixed"}
+    fixed = {row.id for row in load_dataset(FIXED)}
     assert shared_prefix_length([row for row in tokens if row.id in fixed]) == 1564

@@ -218,6 +218,7 @@ def finish(tmp_path_factory):
 
 RECIPES = {
     "functiongemma-fitness": ("tiny_chat_folder", None),
+    "functiongemma-fitness-plus": ("tiny_chat_folder", "few_fitness_rows"),
     "functiongemma-mobile-actions": ("tiny_chat_folder", "mobile_actions"),
     "gemma3-270m-colab": ("tiny_chat_folder", "chat"),
     "gemma3-1b-dolly": ("tiny_chat_folder", "dolly"),

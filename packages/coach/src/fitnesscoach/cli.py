@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fitnesscoach.trace import Trace
 
 API_KEY = "FITNESSCOACH_API_KEY"
-Dataset = Literal["fitness-213", "fitness-plus"]
+Dataset = Literal["fitness-213", "fitness-plus", "fitness-plus-fixed"]
 
 
 @dataclass(frozen=True, kw_only=True)

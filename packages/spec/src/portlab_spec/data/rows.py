@@ -27,6 +27,7 @@ from portlab_spec.tools import read_tools, validate_arguments
 BUILT_IN: dict[str, Callable[[], list[Conversation]]] = {
     fitness.NAME: fitness.load,
     fitness_plus.NAME: fitness_plus.load,
+    fitness_plus.FIXED: fitness_plus.load_fixed,
 }
 
 _log = logging.getLogger(__name__)

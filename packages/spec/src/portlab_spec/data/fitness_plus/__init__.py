@@ -10,6 +10,7 @@ generate.py   kinds of conversation, splits, tools on offer
 from portlab_spec.conversation import Conversation, Tool
 
 NAME = "fitness-plus"
+FIXED = "fitness-plus-fixed"  # the rows that share one prompt up to the question
 
 
 # The generator is imported when the set is asked for: naming the set should cost nothing.
@@ -27,3 +28,8 @@ def load(seed: int = 0) -> list[Conversation]:
     from portlab_spec.data.fitness_plus.generate import conversations
 
     return list(conversations(seed))
+
+
+def load_fixed() -> list[Conversation]:
+    """Those that offer the same tools in the same order on the same date, as one deployed application does."""
+    return [conversation for conversation in load() if conversation.meta["offer"] == "fixed"]
