@@ -43,10 +43,11 @@ def tiny_float32_folder(tiny_chat_folder, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def best(finish, tiny_chat_folder):
-    """A learning rate that is far too large: the monitored loss rises from step 4 on."""
+    """A decay of six times the weights: each step makes them five times as large, and the monitored loss with them."""
     return finish(
-        tiny_chat_folder, "--steps", "10", "--train-splits", "train", "--optimizer.learning-rate", "100",
-        "--optimizer.schedule", "constant", "--eval-every", "2", "--patience", "2", "--keep-best",
+        tiny_chat_folder, "--steps", "10", "--train-splits", "train", "--optimizer.learning-rate", "3e-3",
+        "--optimizer.weight-decay", "2000", "--optimizer.schedule", "constant", "--eval-every", "2", "--patience", "2",
+        "--keep-best",
         "--save-every", "100", "--trackers", "tensorboard", "--profile.start", "2", "--profile.steps", "1",
     )  # fmt: skip
 
