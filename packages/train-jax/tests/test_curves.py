@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 import numpy as np
 import pytest
 from training_runs import STEPS, Run, run_elsewhere, save_random_model
@@ -19,6 +18,8 @@ from portlab_jax.attention import splash
 from portlab_jax.attention.choice import Choice
 from portlab_jax.leaf_digests import leaf_digests
 from portlab_spec.models import FULL, SLIDING
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 TOLERANCE = 1e-5
 
@@ -73,14 +74,6 @@ class Curve(NamedTuple):
 def assert_same(losses, reference, tolerance=TOLERANCE):
     assert len(losses) == len(reference.losses) == STEPS
     np.testing.assert_allclose(losses, reference.losses, rtol=tolerance, atol=0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """Twice as quick; every run of this module is compiled so."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ from portlab_jax.step import StepOptions, gradients, supervised_hidden
 from portlab_spec.models import param_table, plan_adapter
 from portlab_spec.recipe import Lora
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 TOKEN_IDS = (3, 5, 11)
 MIXED = "gemma4, keys are values"  # 2 sliding and 1 full layer, twice; full layers without v_proj
 EXPERTS = "gemma4, experts"

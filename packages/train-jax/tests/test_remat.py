@@ -12,6 +12,8 @@ from portlab_jax.weights import random_params
 from portlab_spec.models import FULL, SLIDING, GemmaConfig, plan_adapter
 from portlab_spec.recipe import Lora, Mesh
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 POLICIES = ["none", "dots", "block", "offload"]
 
 

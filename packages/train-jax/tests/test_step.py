@@ -32,6 +32,8 @@ from portlab_spec.packing import BatchOrder, Packing, pack_batch, plan
 from portlab_spec.recipe import Lora, Mesh, Recipe
 from portlab_spec.run.monitor import count_work
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 DENSE = {
     "model_type": "gemma3_text",
     "vocab_size": 96,
