@@ -1,11 +1,13 @@
 """The commands: output, exit codes, one line for what the user got wrong."""
 
 import json
+from typing import get_args
 
 import pytest
 from fake_openai import call, chunk, in_thread, last_role, make_calls, say, stream
 
-from fitnesscoach.cli import main
+from fitnesscoach.cli import Dataset, main
+from portlab_spec.data.rows import BUILT_IN
 from portlab_spec.errors import CheckFailed, UserError
 
 
@@ -136,3 +138,8 @@ def test_a_users_mistake_is_one_line(args, reason):
 def test_an_address_that_is_none_is_one_line(capsys):
     assert main(["ask", "x", "--endpoint", "nonsense", "--model", "m"]) == 1
     assert "nonsense" in capsys.readouterr().out
+
+
+def test_every_built_in_data_set_can_be_scored():
+    """The command line names them without loading them."""
+    assert set(get_args(Dataset)) == set(BUILT_IN)

@@ -47,8 +47,8 @@ def best(finish, tiny_chat_folder):
     return finish(
         tiny_chat_folder, "--steps", "10", "--train-splits", "train", "--optimizer.learning-rate", "3e-3",
         "--optimizer.weight-decay", "2000", "--optimizer.schedule", "constant", "--eval-every", "2", "--patience", "2",
-        "--keep-best",
-        "--save-every", "100", "--trackers", "tensorboard", "--profile.start", "2", "--profile.steps", "1",
+        "--keep-best", "--save-every", "100", "--trackers", "tensorboard", "--profile.start", "2",
+        "--profile.steps", "1",
     )  # fmt: skip
 
 
