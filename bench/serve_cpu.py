@@ -113,8 +113,7 @@ def run_chat(bench: Bench) -> tuple[dict[str, Any], Faults]:
         faults.append(f"chat: {bench.dataset} gives {len(turns)} turns of {chat.TURNS}")
     if sum(right) < WHOLE_RIGHT * len(turns):
         faults.append(f"chat: {sum(right)} of {len(turns)} turns are right: {found['wrong']}")
-    if choices["none"] or not choices["auto"]:
-        faults.append(f"chat: tool_choice {choices}")
+    faults += [f"chat: {fault}" for fault in chat.choice_faults(choices, rows[0].tools)]
     if code not in (0, 143) or stopped > 30:
         faults.append(f"chat: the server ended with {code} after {stopped:.0f} s")
     if not metrics:
@@ -145,8 +144,9 @@ def run_load(bench: Bench) -> tuple[dict[str, Any], Faults]:
     faults = [f"load: {fault}" for fault in storm.failed]
     if storm.quiet is None:
         faults.append("load: requests of clients that left still run")
-    if refusals["a prompt of 1 MB"][0] != 400:
-        faults.append(f"load: a prompt of 1 MB: {refusals['a prompt of 1 MB']}")
+    for name in ("a prompt of 1 MB", "a call that no arguments can make"):
+        if refusals[name][0] != 400:
+            faults.append(f"load: {name}: {refusals[name]}")
     faults += [f"load: {name}: {status}" for name, (status, _) in refusals.items() if status >= 500]
     if refusals["an ordinary request after all that"][0] != 200:
         faults.append("load: the server does not answer any more")
@@ -228,7 +228,8 @@ def find_run(given: Path | None) -> Path:
     """The run to serve: the one that is given, else the latest finished one of the shipped recipe."""
     if given:
         return given
-    finished = sorted(RUNS.glob("functiongemma-fitness-*/report.json"), key=lambda path: path.stat().st_mtime)
+    # A run's folder is its recipe's name and eight digits, so that functiongemma-fitness-plus is none of these.
+    finished = sorted(RUNS.glob("functiongemma-fitness-????????/report.json"), key=lambda path: path.stat().st_mtime)
     if not finished:
         raise UserError("no finished run of functiongemma-fitness", where=str(RUNS), fix="Run nox -s train_jax first")
     return finished[-1].parent

@@ -11,10 +11,12 @@ from typing import Any
 
 import openai
 
-from portlab_spec.conversation import Conversation, Message, ToolCall
+from portlab_spec.conversation import Conversation, Message, Tool, ToolCall
 from portlab_spec.data import load_dataset
+from portlab_spec.tools import validate_arguments
 
 TURNS, MEMORY = 20, 3
+IDLE = "Thank you, that was kind of you."
 Json = dict[str, Any]
 
 
@@ -121,8 +123,8 @@ def results(said: Json, answer: Callable[[ToolCall], Any]) -> list[Json]:
     return found
 
 
-def choices(client: openai.OpenAI, row: Conversation) -> dict[str, list[str]]:
-    """The tools that are called under each `tool_choice`."""
+def choices(client: openai.OpenAI, row: Conversation) -> dict[str, list[list[Any]]]:
+    """The calls, each a name and arguments, under each `tool_choice`, of a question that needs none of the tools."""
     tools = [tool.to_openai() for tool in row.tools]
     other = next(tool.name for tool in row.tools if tool.name != row.target.tool_calls[0].name)
     asked: dict[str, Any] = {
@@ -131,14 +133,36 @@ def choices(client: openai.OpenAI, row: Conversation) -> dict[str, list[str]]:
         "required": "required",
         f"named {other}": {"type": "function", "function": {"name": other}},
     }
-    body = {"model": "base", "messages": messages_of(row.prompt.messages), "temperature": 0, "max_tokens": 128}
+    messages = messages_of(row.prompt.messages)
+    idle = [*messages[:-1], {"role": "user", "content": IDLE}]
+    body = {"model": "base", "temperature": 0, "max_tokens": 128, "tools": tools}
+
+    def calls(messages: list[Json], choice: Any) -> list[list[Any]]:
+        said = whole(client, body | {"messages": messages, "tool_choice": choice})
+        return [[c["function"]["name"], json.loads(c["function"]["arguments"])] for c in said.get("tool_calls", [])]
+
     return {
-        name: [
-            call["function"]["name"]
-            for call in whole(client, body | {"tools": tools, "tool_choice": choice}).get("tool_calls", [])
-        ]
-        for name, choice in asked.items()
+        **{name: calls(messages, choice) for name, choice in asked.items()},
+        **{f"{name}, asked idly": calls(idle, choice) for name, choice in asked.items()},
     }
+
+
+def choice_faults(found: dict[str, list[list[Any]]], tools: Sequence[Tool]) -> list[str]:
+    """What `choices` found against the meaning of `tool_choice`; what is called under `auto` is the model's to say."""
+    by_name = {tool.name: tool for tool in tools}
+    faults = []
+    for choice, calls in found.items():
+        kind = choice.partition(",")[0]
+        if kind == "none" and calls:
+            faults.append(f"tool_choice {choice} calls {calls}")
+        if (kind == "required" and not calls) or (kind.startswith("named ") and [c[0] for c in calls] != [kind[6:]]):
+            faults.append(f"tool_choice {choice} calls {calls}")
+        if kind in ("auto", "none"):
+            continue
+        for name, arguments in calls:
+            if problems := validate_arguments(by_name[name], arguments):
+                faults.append(f"tool_choice {choice}: {name}: {problems}")
+    return faults
 
 
 def messages_of(messages: Sequence[Message]) -> list[Json]:

@@ -20,6 +20,9 @@ from vllm_server import VllmServer
 
 AT_ONCE, LEAVE_EVERY = 200, 4
 QUIET_SECONDS = 60.0
+# A tool that must be called with a value that is not there.
+_NOTHING = {"type": "object", "properties": {"day": {"type": "integer", "enum": []}}, "required": ["day"]}
+IMPOSSIBLE = {"type": "function", "function": {"name": "f", "description": "Nothing.", "parameters": _NOTHING}}
 _GAUGE = re.compile(r"^vllm:num_requests_(running|waiting)\{[^}]*\} (\d+(?:\.\d+)?)", re.MULTILINE)
 
 
@@ -121,6 +124,7 @@ def refusals(server: VllmServer, row: Conversation) -> dict[str, tuple[int, str]
         "a result without content": {"messages": after({"role": "tool", "tool_call_id": "x"})},
         "messages that are no list": {"messages": "hello"},
         "an unknown model": {"model": "nobody"},
+        "a call that no arguments can make": {"tools": [IMPOSSIBLE], "tool_choice": "required"},
     }
     found = {}
     with httpx.Client(base_url=server.root, timeout=120) as client:

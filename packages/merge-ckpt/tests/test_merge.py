@@ -106,6 +106,14 @@ def test_manifest_reports_what_each_tensor_got(run, exact_weights, tmp_path):
     assert set(manifest["tensors"]) == {t.tensor for t in run.plan().targets} | {"model.embed_tokens.weight"}
 
 
+@pytest.mark.parametrize(("recipe", "named"), [({"format": "gemma3-python"}, "gemma3-python"), ({}, None)])
+def test_manifest_names_the_tool_format_of_the_recipe(make_run, base, tmp_path, recipe, named):
+    def trained(tree, metadata):
+        metadata["recipe"] = recipe
+
+    assert merge(make_run(base, trained).plan(), tmp_path / "out", MergeOptions())["tool_format"] == named
+
+
 def test_survival_shows_an_update_that_bfloat16_swallows(make_run, base, tmp_path, describe):
     def shrink(tree, metadata):
         for leaf in tree["lora"].values():

@@ -42,6 +42,28 @@ def test_another_format_can_be_asked_for(gemma3_4b):
     assert words[-1] == str(shipped("gemma3-python"))
 
 
+def test_a_merged_model_is_served_in_the_format_it_was_trained_on(gemma3_4b):
+    write_json(gemma3_4b.path / "merge_manifest.json", {"tool_format": "gemma3-python"})
+    words = added(gemma3_4b)
+    assert words[words.index("--tool-call-parser") + 1] == "portlab-gemma3-python"
+    words = added(gemma3_4b, tool_format="gemma3-json")
+    assert words[words.index("--tool-call-parser") + 1] == "portlab-gemma3-json"
+
+
+@pytest.mark.parametrize("manifest", [{}, {"tool_format": None}, []])
+def test_a_manifest_that_names_no_format_changes_nothing(gemma3_4b, manifest):
+    write_json(gemma3_4b.path / "merge_manifest.json", manifest)
+    assert "portlab-gemma3-json" in added(gemma3_4b)
+
+
+def test_a_format_that_is_not_known_is_said(gemma3_4b):
+    write_json(gemma3_4b.path / "merge_manifest.json", {"tool_format": "gemma9"})
+    findings = prepare(resolve([str(gemma3_4b.path)]), "vllm", {}).findings
+    (found,) = [finding for finding in findings if "gemma9" in finding.what]
+    assert (found.level, found.fix) == ("error", "Pass --tool-format")
+    assert "merge_manifest.json" in found.where
+
+
 def test_a_model_of_the_hub_gets_the_format_that_is_asked_for():
     command = prepare(resolve(["google/gemma-4-31B-it"]), "vllm-tpu", {}, "gemma4-31b").command
     assert command[-1] == str(shipped("gemma4-31b"))

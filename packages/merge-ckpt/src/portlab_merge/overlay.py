@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -86,7 +86,7 @@ def merge(plan: Plan, out: Path, options: MergeOptions, progress: Progress = lam
             read, written = _write_weights(plan, outputs, options, journal, {}, progress)
         if index := index_bytes(headers, base.index):
             write_bytes(staging / INDEX_FILE, index)
-        manifest = _manifest(job, read, {name: written[staging / name] for name in headers})
+        manifest = _manifest(plan, job, read, {name: written[staging / name] for name in headers})
         write_json(staging / MANIFEST, manifest)
         write_text(staging / CARD, model_card(plan, "merged", manifest["tensors"]))
         journal.remove()
@@ -184,9 +184,15 @@ def _job(plan: Plan, options: MergeOptions) -> dict[str, Any]:
     }
 
 
-def _manifest(job: dict[str, Any], base_sha256: dict[str, str], written: dict[str, Written]) -> dict[str, Any]:
+def _manifest(
+    plan: Plan, job: dict[str, Any], base_sha256: dict[str, str], written: dict[str, Written]
+) -> dict[str, Any]:
+    recipe = plan.checkpoint.adapter.record.get("recipe")
+    trained = recipe.get("format") if isinstance(recipe, Mapping) else None
     return {
         **job,
+        # By which a server picks parser and template: a Gemma 3's tokens do not tell JSON from Python.
+        "tool_format": trained if isinstance(trained, str) else None,
         "base": {**job["base"], "files_sha256": base_sha256},
         "files_sha256": {name: file.sha256 for name, file in written.items()},
         "tensors": {name: change.report() for file in written.values() for name, change in file.stats.items()},

@@ -15,6 +15,7 @@ from portlab_spec.safetensors_file import TensorView, open_tensors
 # Formats whose tokens a tokenizer has only if the model knows them, by which a model is recognised.
 _NATIVE_FORMATS = ("functiongemma", "gemma4", "qwen3")
 _PROMPTED_FORMAT = "gemma3-json"  # any Gemma 3 can be asked for it
+_MANIFEST = "merge_manifest.json"  # of merge-ckpt: names the format of the recipe
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 
 
@@ -31,6 +32,7 @@ class ModelFolder:
         tokens: ids of the tokenizer's added tokens; None without a readable tokenizer.
         stops: ids that end a generation, and the file that says so.
         template: chat template, and the file that holds it.
+        trained_format: tool-call format that it was trained on, where merge-ckpt left word of it.
     """
 
     path: Path
@@ -41,6 +43,7 @@ class ModelFolder:
     tokens: Mapping[str, int] | None
     stops: tuple[tuple[int, ...], str]
     template: tuple[str, str] | None
+    trained_format: str | None = None
 
     @property
     def architecture(self) -> str:
@@ -49,7 +52,9 @@ class ModelFolder:
 
     @property
     def tool_format(self) -> str | None:
-        """The tool-call format that its control tokens speak for."""
+        """The tool-call format that it was trained on, or else the one that its control tokens speak for."""
+        if self.trained_format:
+            return self.trained_format
         tokens = self.tokens or {}
         for name in _NATIVE_FORMATS:
             if all(token in tokens for token in find_format(name).control_tokens):
@@ -81,9 +86,10 @@ def read_model(folder: Path) -> tuple[ModelFolder | None, list[Finding]]:
     tokens = attempt("tokenizer", _added_tokens, folder)
     stops = attempt("stops", _stops, folder, raw) or ((), "generation_config.json")
     template = attempt("template", _template, folder)
+    trained = attempt("parser", _trained_format, folder)
     listed = raw.get("architectures")
     architectures = tuple(str(name) for name in listed) if isinstance(listed, list) else ()
-    return ModelFolder(folder, raw, architectures, config, tensors, tokens, stops, template), findings
+    return ModelFolder(folder, raw, architectures, config, tensors, tokens, stops, template, trained), findings
 
 
 def _config(folder: Path, raw: Mapping[str, Any]) -> GemmaConfig | None:
@@ -117,6 +123,21 @@ def _stops(folder: Path, raw: Mapping[str, Any]) -> tuple[tuple[int, ...], str]:
     text = raw.get("text_config")
     ids = raw.get("eos_token_id", text.get("eos_token_id") if isinstance(text, dict) else None)
     return _ids(ids), str(path)
+
+
+def _trained_format(folder: Path) -> str | None:
+    """What merge-ckpt noted; a format that this version does not know is an error."""
+    path = folder / _MANIFEST
+    if not path.is_file():
+        return None
+    manifest = read_json(path, "manifest of the merge")
+    name = manifest.get("tool_format") if isinstance(manifest, dict) else None
+    if name is None:
+        return None
+    try:
+        return find_format(str(name)).name
+    except UserError as error:
+        raise UserError(error.what, where=str(path), fix="Pass --tool-format") from None
 
 
 def _ids(value: Any) -> tuple[int, ...]:

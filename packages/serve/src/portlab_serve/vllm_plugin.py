@@ -16,13 +16,17 @@ from vllm.entrypoints.generate.base.protocol import (
     FunctionCall,
     ToolCall,
 )
+from vllm.exceptions import VLLMValidationError
 from vllm.logger import init_logger
 from vllm.reasoning import ReasoningParserManager
 from vllm.reasoning.gemma4_engine_reasoning_parser import Gemma4ParserReasoningAdapter
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.tool_parsers.abstract_tool_parser import ToolParser, ToolParserManager
 
+from portlab_serve.forced_calls import forced_grammar
 from portlab_serve.parser_names import PARSER_NAMES, REASONING_PARSER
 from portlab_serve.tool_calls import OutputStream, Piece, read_output, split_thought
+from portlab_spec.errors import UserError
 from portlab_spec.formats import find_format
 
 # Under vLLM's own name: loggers of others have no handler in its processes.
@@ -48,9 +52,30 @@ class PortlabToolParser(ToolParser):
             raise ValueError(f"the format {self.tool_format} needs the token {missing[0]}, which this tokenizer lacks")
 
     def adjust_request(self, request: Any) -> Any:
-        """Keep control tokens in the text, by which calls are found."""
-        if _offers_tools(request):
-            request.skip_special_tokens = False
+        """Keep control tokens in the text, by which calls are found, and hold an answer that must call to the format.
+
+        Raises:
+            VLLMValidationError: status 400, if no grammar can be written for the tools.
+        """
+        if not _offers_tools(request):
+            return request
+        request.skip_special_tokens = False
+        if request.tool_choice not in (None, "auto"):
+            try:
+                grammar = forced_grammar(
+                    self._format,
+                    [tool.model_dump(exclude_none=True) for tool in request.tools],
+                    name=_forced_name(request.tool_choice),
+                    parallel=request.parallel_tool_calls is not False,
+                    thinking=_may_think(request),
+                )
+            except UserError as error:
+                raise VLLMValidationError(f"tool_choice: {error}", parameter="tools") from None
+            # As vLLM's own parsers do, in place of what the request says of its output's form.
+            request.structured_outputs = StructuredOutputsParams(grammar=grammar)
+            for field in ("response_format", "text"):  # of chat requests, of the Responses API
+                if hasattr(request, field):
+                    setattr(request, field, None)
         return request
 
     def extract_tool_calls(self, model_output: str, request: Any) -> ExtractedToolCallInformation:
@@ -101,6 +126,15 @@ class PortlabGemma4ReasoningParser(Gemma4ParserReasoningAdapter):
 
 def _offers_tools(request: Any) -> bool:
     return bool(request.tools) and request.tool_choice != "none"
+
+
+def _forced_name(choice: Any) -> str | None:
+    """The tool that a `tool_choice` names: in a function in chat requests, by itself in the Responses API."""
+    return getattr(choice, "function", choice).name if choice != "required" else None
+
+
+def _may_think(request: Any) -> bool:
+    return bool((getattr(request, "chat_template_kwargs", None) or {}).get("enable_thinking"))
 
 
 def _message(piece: Piece) -> DeltaMessage | None:
