@@ -94,7 +94,7 @@ def figures(
     records: Sequence[RequestRecord],
     *,
     objectives: Mapping[str, float] | None = None,
-    client_load: float = 0.0,
+    client_load: float | None = None,
     prefix_hits: float | None = None,
 ) -> CellFigures | None:
     """The figures of a cell; None if no counted request was answered.
@@ -102,7 +102,7 @@ def figures(
     Args:
         records: of the cell, warm-up included, which is left out here.
         objectives: seconds by metric, for goodput.
-        client_load: share of one core that the busiest client process used.
+        client_load: share of one core that the busiest client process used; None if not measured.
         prefix_hits: share of prompt tokens that the server's prefix cache held, from its metrics; where it gives
             none, from what the answers say.
     """

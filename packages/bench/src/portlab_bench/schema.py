@@ -11,7 +11,7 @@ from pydantic import Field
 from portlab_spec.conversation import Record
 
 Mode = Literal["open", "closed"]
-TokenSource = Literal["usage", "chunks"]
+TokenSource = Literal["usage", "chunks", "tool"]
 Outcome = Literal["ok", "http_error", "broken", "timeout", "server_error", "malformed", "cancelled"]
 
 
@@ -28,7 +28,8 @@ class RequestRecord(Record):
         prompt_tokens: as the server counts them; None if it did not say.
         cached_tokens: of those, what its prefix cache held; None if it did not say.
         output_tokens: by `tokens_from`.
-        tokens_from: "usage" if the server counted, "chunks" if each event is taken for one token.
+        tokens_from: "usage" if the server counted, "chunks" if each event is taken for one token, "tool" if the record
+            was imported and its tool does not say which.
         finish: finish_reason of the last choice.
         outcome: "ok", or what went wrong.
         error: of a failure: status and the server's words, on one line.
@@ -77,17 +78,18 @@ class Distribution(Record):
     """A metric over the requests that have it.
 
     Attributes:
-        count: how many.
+        count: how many; None of an imported summary that does not say
         mean: with `mean_low` and `mean_high`, its 95 % confidence interval (None below two values).
+        minimum, maximum: None of an imported summary that does not give them.
         quantiles: by name: p1, p10, p50, p90, p95, p99.
     """
 
-    count: int
+    count: int | None = None
     mean: float
     mean_low: float | None = None
     mean_high: float | None = None
-    minimum: float
-    maximum: float
+    minimum: float | None = None
+    maximum: float | None = None
     quantiles: dict[str, Quantile]
 
 
@@ -112,8 +114,8 @@ class CellFigures(Record):
         goodput: answers per second that meet every objective; None without objectives.
         attainment: share of all counted requests that do; failures do not.
         prefix_hits: share of prompt tokens that the server's prefix cache held; None if it does not say.
-        client_load: share of one core that the busiest client process used.
-        concurrency: mean number of requests under way.
+        client_load: share of one core that the busiest client process used; None of an imported run.
+        concurrency: mean number of requests under way; None of an imported summary that does not give it.
     """
 
     duration: float
@@ -136,8 +138,8 @@ class CellFigures(Record):
     goodput: float | None
     attainment: float | None
     prefix_hits: float | None
-    client_load: float
-    concurrency: float
+    client_load: float | None
+    concurrency: float | None
 
 
 class Cell(Record):
@@ -149,8 +151,8 @@ class Cell(Record):
         rate: requests per second of the open loop.
         concurrency: of the closed loop.
         arrivals: "poisson", "constant" or the trace's file.
-        seed: of arrivals and prompts; no two cells share prompts.
-        processes: client processes.
+        seed: of arrivals and prompts; no two cells share prompts. None of an imported run that does not give it.
+        processes: client processes; None of an imported run.
         figures: None if nothing was answered.
         findings: of all guards; one that is not ok keeps the cell out of tables.
         anchor: the cell repeats an earlier one, to see whether the server changed meanwhile.
@@ -162,8 +164,8 @@ class Cell(Record):
     rate: float | None = None
     concurrency: int | None = None
     arrivals: str
-    seed: int
-    processes: int
+    seed: int | None
+    processes: int | None
     figures: CellFigures | None
     findings: tuple[Finding, ...]
     anchor: bool = False
