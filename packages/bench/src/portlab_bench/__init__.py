@@ -1,1 +1,1 @@
-"""Speed, cost and time to first token, on TPUs and GPUs: measured, compiled, published or modelled, and never mixed up."""
+"""Speed, cost and time to first token on TPUs and GPUs: measured, compiled, published or modelled, never mixed."""

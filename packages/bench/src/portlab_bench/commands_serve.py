@@ -1,0 +1,415 @@
+"""`portlab-bench serve` and `portlab-bench mock`."""
+
+import asyncio
+import datetime
+import math
+import os
+import platform
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from portlab_bench import metrics
+from portlab_bench.guards import Expected, check, check_anchors
+from portlab_bench.load.arrivals import Arrivals, read_trace, schedule
+from portlab_bench.load.client import Target
+from portlab_bench.load.drive import drive
+from portlab_bench.load.server import Counters, Server
+from portlab_bench.load.workloads import Name, Workload, shared_share, workload
+from portlab_bench.mock import Behaviour, MockServer
+from portlab_bench.schema import Cell, RequestRecord, ServeRun
+from portlab_spec.errors import CheckFailed, UserError
+from portlab_spec.files import write_json, write_text
+from portlab_spec.report import versions
+
+Numbers = Annotated[str, tyro.conf.arg(metavar="N,N,...")]
+# A closed loop draws its requests from a list; this many a second and place are more than any server answers.
+_CLOSED_RATE = 50.0
+_MAX_BODIES = 200_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeCommand:
+    """Put a load on a server and measure it: one cell for each rate or concurrency."""
+
+    url: str
+    """Address of an OpenAI-compatible server, http://host:port."""
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    """Folder to make: serve.json, and each cell's requests."""
+    model: str | None = None
+    """Name of the model; left out, the only one that the server has."""
+    workload: Name = "tool-calls"
+    """What is asked."""
+    qps: Numbers | None = None
+    """Open loop: requests per second of each cell, sent when due, whatever the server does."""
+    concurrency: Numbers | None = None
+    """Closed loop: requests under way in each cell."""
+    trace: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Open loop: times of sending, seconds, one a line."""
+    arrivals: Arrivals = "poisson"
+    """Gaps between requests of --qps."""
+    seconds: float = 30.0
+    """Length of a cell, after its warm-up."""
+    warm_up: float = 5.0
+    """Seconds of load before, which count in no figure."""
+    slo: Annotated[str | None, tyro.conf.arg(metavar="ttft=500ms,tpot=50ms,e2e=2s")] = None
+    """Objectives: goodput counts the answers that meet all of them."""
+    input_tokens: int | None = None
+    """Length of made-up prompts."""
+    output_tokens: int | None = None
+    """Length of answers (tool-calls: most tokens)."""
+    data: str | None = None
+    """Data set or file of the tool calls."""
+    cold: bool = False
+    """Tool calls that share nothing, so that a prefix cache holds nothing."""
+    hardware: str = ""
+    """Slice or GPUs of the server (v6e-8, 2xH100): figures above its peak are then refused."""
+    seed: int = 0
+    """Of prompts and arrivals; every cell adds its number."""
+    processes: int | Literal["auto"] = "auto"
+    """Client processes; auto repeats a cell with twice as many while the client itself is too slow."""
+    timeout: float = 600.0
+    """Seconds that a request may take."""
+    anchor: bool = True
+    """Repeat the first cell at the end: a server that changed meanwhile spoils the comparison."""
+    header: tuple[str, ...] = ()
+    """Further headers, NAME=VALUE. OPENAI_API_KEY, if set, is sent as the key."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a cell is to be."""
+
+    name: str
+    rate: float | None = None
+    concurrency: int | None = None
+    anchor: bool = False
+
+
+def parse_numbers(text: str, option: str) -> list[float]:
+    """Positive numbers of a list.
+
+    Raises:
+        UserError: an entry is none.
+    """
+    found = []
+    for part in text.split(","):
+        try:
+            value = float(part)
+        except ValueError:
+            value = -1.0
+        if not 0 < value < math.inf:
+            raise UserError(f"{option} {text}: {part.strip()!r} is no positive number", fix="Write such as 1,2,4")
+        found.append(value)
+    return found
+
+
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def parse_seconds(text: str, what: str) -> float:
+    """A duration with its unit: 500ms, 0.5s.
+
+    Raises:
+        UserError: no number, no unit, not positive.
+    """
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(us|ms|s)", text.strip())
+    if not match or not float(match[1]):
+        raise UserError(f"{what}: {text!r} is no duration", fix="Write a number with its unit, such as 500ms or 2s")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def parse_objectives(text: str | None) -> dict[str, float]:
+    """Objectives by metric, seconds.
+
+    Raises:
+        UserError: a metric that is none, one named twice, or no duration.
+    """
+    found: dict[str, float] = {}
+    for part in (text or "").split(",") if text else ():
+        name, _, value = part.partition("=")
+        name = name.strip()
+        if name not in metrics.METRICS or name in found:
+            raise UserError(f"--slo {part.strip()!r}: no such metric, or named twice", fix="Use ttft, tpot and e2e")
+        found[name] = parse_seconds(value, f"--slo {name}")
+    return found
+
+
+def loads(command: ServeCommand) -> list[Load]:
+    """The cells that are asked for.
+
+    Raises:
+        UserError: not exactly one of --qps, --concurrency and --trace.
+    """
+    if sum(option is not None for option in (command.qps, command.concurrency, command.trace)) != 1:
+        raise UserError("give one of --qps, --concurrency and --trace", fix="Such as --qps 1,2,4,8")
+    if command.trace is not None:
+        return [Load(f"trace {command.trace.name}")]
+    if command.qps is not None:
+        cells = [Load(f"qps {rate:g}", rate=rate) for rate in parse_numbers(command.qps, "--qps")]
+    else:
+        places = parse_numbers(command.concurrency or "", "--concurrency")
+        if any(value != int(value) for value in places):
+            raise UserError(f"--concurrency {command.concurrency}: not whole", fix="Write such as 1,8,64")
+        cells = [Load(f"concurrency {value:g}", concurrency=int(value)) for value in places]
+    if len({cell.name for cell in cells}) != len(cells):
+        raise UserError("a cell is named twice", fix="Name each rate once; --anchor repeats the first")
+    if command.anchor and len(cells) > 1:
+        first = cells[0]
+        cells.append(Load(first.name, first.rate, first.concurrency, anchor=True))
+    return cells
+
+
+def run_serve(command: ServeCommand) -> int:
+    """Measure, write the run, print its table; 1 if a guard marks a cell."""
+    cells = loads(command)
+    objectives = parse_objectives(command.slo)
+    peak = _peak(command.hardware)
+    if command.out.exists():
+        raise UserError("exists", where=str(command.out), fix="Choose another --out")
+    if not (command.seconds > 0 and command.warm_up >= 0 and command.timeout > 0):
+        raise UserError("--seconds, --warm-up and --timeout must be positive", fix="--warm-up may be 0")
+    asked = workload(
+        command.workload,
+        input_tokens=command.input_tokens,
+        output_tokens=command.output_tokens,
+        data=command.data,
+        cold=command.cold,
+    )
+    headers = _headers(command.header)
+    server = Server(command.url, headers)
+    model = server.choose_model(command.model)
+    target = Target.parse(command.url, headers)
+    command.out.mkdir(parents=True)
+    console = Console(stderr=True, highlight=False)
+    done: list[Cell] = []
+    for number, load in enumerate(cells):
+        done += _cell(command, load, number, asked, target, server, model, objectives, peak, console)
+    finished = check_anchors(done)
+    run = ServeRun(
+        when=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        url=command.url,
+        model=model,
+        server=server.describe(),
+        workload=asked.describe(),
+        objectives=objectives,
+        hardware=command.hardware,
+        client={
+            "machine": platform.platform(),
+            "cores": os.cpu_count(),
+            "versions": versions("portlab-bench", "httptools", "uvloop"),
+        },
+        knee=_knee(finished),
+        cells=finished,
+    )
+    write_json(command.out / "serve.json", run.model_dump(mode="json"))
+    Console(highlight=False).print(as_table(run))
+    bad = {cell.name: [f.what for f in cell.findings if not f.ok] for cell in finished if not cell.valid}
+    if bad:
+        name, why = next(iter(bad.items()))
+        raise CheckFailed(
+            f"{len(bad)} of {len(finished)} cells are marked, first {name}: {'; '.join(why)}",
+            where=str(command.out / "serve.json"),
+            fix="They are kept, and in no table; docs/bench.md says what each guard means",
+        )
+    return 0
+
+
+def _cell(
+    command: ServeCommand,
+    load: Load,
+    number: int,
+    asked: Workload,
+    target: Target,
+    server: Server,
+    model: str,
+    objectives: dict[str, float],
+    peak: float | None,
+    console: Console,
+) -> list[Cell]:
+    """A cell, and the same again with more client processes while the client is what is too slow."""
+    found: list[Cell] = []
+    most = os.cpu_count() or 1
+    processes = 1 if command.processes == "auto" else command.processes
+    while True:
+        seed = command.seed + 1000 * len(found) + number
+        times = _times(command, load, seed)
+        count = len(times) if times is not None else _closed_count(command, load)
+        bodies = asked.bodies(model, count, seed)
+        console.print(f"{load.name}: {'' if times is None else f'{count} requests, '}{processes} client processes ...")
+        before = server.counters()
+        outcome = drive(
+            target,
+            bodies,
+            times=times,
+            concurrency=load.concurrency or 0,
+            seconds=command.warm_up + command.seconds,
+            warm_up=command.warm_up,
+            timeout=command.timeout,
+            processes=processes,
+        )
+        hits = _hits(before, server.counters())
+        figures = metrics.figures(outcome.records, objectives=objectives, client_load=outcome.load, prefix_hits=hits)
+        expected = Expected(shared_share(bodies[: len(outcome.records)]), asked.fixed, load.rate, peak)
+        file = f"{len(found) or ''}{load.name.replace(' ', '-')}{'-anchor' if load.anchor else ''}.jsonl"
+        _write_records(command.out / file, outcome.records)
+        cell = Cell(
+            name=load.name,
+            mode="closed" if times is None else "open",
+            rate=load.rate,
+            concurrency=load.concurrency,
+            arrivals="closed" if times is None else str(command.trace or command.arrivals),
+            seed=seed,
+            processes=processes,
+            figures=figures,
+            findings=check(figures, expected),
+            anchor=load.anchor,
+            records=file,
+        )
+        saturated = any(f.guard in ("client", "lag") and not f.ok for f in cell.findings)
+        found.append(cell)
+        if command.processes != "auto" or not saturated or processes >= most:
+            return found
+        processes = min(2 * processes, most)
+
+
+def _times(command: ServeCommand, load: Load, seed: int) -> np.ndarray | None:
+    if command.trace is not None:
+        return read_trace(command.trace)
+    if load.rate is None:
+        return None
+    return schedule(command.arrivals, load.rate, command.warm_up + command.seconds, seed)
+
+
+def _closed_count(command: ServeCommand, load: Load) -> int:
+    wanted = (load.concurrency or 1) * (command.seconds + command.warm_up) * _CLOSED_RATE
+    return int(min(wanted, _MAX_BODIES)) + 1
+
+
+def _hits(before: Counters | None, after: Counters | None) -> float | None:
+    """Share of the prompt tokens of a cell that the server's prefix cache held."""
+    if before is None or after is None:
+        return None
+    added = after.since(before)
+    queries = added.get("prefix_queries")
+    return added.get("prefix_hits", 0.0) / queries if queries else None
+
+
+def _knee(cells: Sequence[Cell]) -> float | None:
+    points = [
+        (cell.rate, cell.figures.attainment)
+        for cell in cells
+        if cell.valid and cell.rate is not None and cell.figures and cell.figures.attainment is not None
+    ]
+    return metrics.knee(points)
+
+
+def _peak(hardware: str) -> float | None:
+    if not hardware:
+        return None
+    return None
+
+
+def _headers(given: Sequence[str]) -> dict[str, str]:
+    headers = {}
+    if key := os.environ.get("OPENAI_API_KEY"):
+        headers["Authorization"] = f"Bearer {key}"
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z0-9-]+", name):
+            raise UserError(f"--header {text!r} is none", fix="Write NAME=VALUE")
+        headers[name] = value
+    return headers
+
+
+def _write_records(path: Path, records: Sequence[RequestRecord]) -> None:
+    write_text(path, "".join(record.model_dump_json(exclude_defaults=True) + "\n" for record in records))
+
+
+def as_table(run: ServeRun) -> Table:
+    """The cells of a run for a terminal, milliseconds and tokens per second."""
+    table = Table(title=f"{run.workload.get('name', '')} on {run.model}: p50 / p99 in ms")
+    for heading in ("cell", "answers/s", "TTFT", "TPOT", "ITL", "E2E", "tokens/s", "goodput/s", "marked by"):
+        table.add_column(heading, justify="left" if heading in ("cell", "marked by") else "right")
+    for cell in run.cells:
+        name = f"{cell.name}{' again' if cell.anchor else ''}"
+        marks = ", ".join(dict.fromkeys(f.guard for f in cell.findings if not f.ok))
+        f = cell.figures
+        if f is None:
+            table.add_row(name, *["-"] * 7, marks)
+            continue
+        spans = (
+            f"{d.quantiles['p50'].value * 1e3:,.1f} / {d.quantiles['p99'].value * 1e3:,.1f}" if d else "-"
+            for d in (f.ttft, f.tpot, f.itl, f.e2e)
+        )
+        good = "-" if f.goodput is None else f"{f.goodput:.2f}"
+        table.add_row(name, f"{f.request_throughput:.2f}", *spans, f"{f.output_throughput:,.0f}", good, marks)
+    if run.knee is not None:
+        table.caption = f"objectives hold up to {run.knee:g} requests/s"
+    return table
+
+
+@dataclass(frozen=True, kw_only=True)
+class MockCommand:
+    """A server with known delays, to try a bench on: vLLM's chat endpoint, streamed, /metrics and /log."""
+
+    port: int = 8000
+    """0 takes a free one."""
+    ttft: str = "50ms"
+    """From a request's turn to its first token."""
+    itl: str = "10ms"
+    """Between tokens."""
+    jitter: float = 0.0
+    """Share by which both vary."""
+    tokens: int = 16
+    """Of an answer."""
+    slots: int = 1_000_000
+    """Requests answered at once; others wait."""
+    kind: Literal["text", "reasoning", "calls"] = "text"
+    """What the tokens are."""
+    burst: int = 1
+    """Tokens in an event."""
+    fail_every: int = 0
+    """Every n-th request gets status 500."""
+    drop_every: int = 0
+    """Every n-th connection breaks in the middle."""
+    usage: bool = True
+    """End with the server's token counts."""
+    cached: float = 0.0
+    """Share of each prompt that the prefix cache claims to have held."""
+
+
+def run_mock(command: MockCommand) -> int:
+    """Serve until SIGTERM or SIGINT."""
+    behaviour = Behaviour(
+        parse_seconds(command.ttft, "--ttft"),
+        parse_seconds(command.itl, "--itl"),
+        command.jitter,
+        command.tokens,
+        command.slots,
+        command.kind,
+        command.burst,
+        command.fail_every,
+        command.drop_every,
+        command.usage,
+        command.cached,
+    )
+
+    async def serve() -> None:
+        listening = await MockServer(behaviour).start(port=command.port)
+        print(f"listening on http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", flush=True)
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        await stop.wait()
+
+    asyncio.run(serve())
+    return 0

@@ -1,0 +1,172 @@
+"""One cell: requests sent when they are due, or as many as are to be under way; in one process or several."""
+
+import asyncio
+import contextlib
+import gc
+import multiprocessing
+import time
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from portlab_bench.load.client import Client, Target
+from portlab_bench.schema import RequestRecord
+
+_START_DELAY = 0.1  # seconds until the first request of one process is due: connections are opened before
+_SPAWN_DELAY = 3.0  # the same where processes must start first
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one process sends.
+
+    Attributes:
+        target: where to.
+        bodies: requests, in the order of sending.
+        indices: their numbers in the cell.
+        times: seconds from the start at which each is due; None in a closed loop.
+        concurrency: requests under way in a closed loop.
+        seconds: a closed loop sends nothing after that.
+        warm_up: seconds from the start whose requests do not count.
+        timeout: seconds that a request may take.
+        start: the cell's zero on time.monotonic, which all processes of a machine share.
+    """
+
+    target: Target
+    bodies: Sequence[bytes]
+    indices: Sequence[int]
+    times: Sequence[float] | None
+    concurrency: int
+    seconds: float
+    warm_up: float
+    timeout: float
+    start: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a cell.
+
+    Attributes:
+        records: of each request that was sent.
+        load: share of a core that the busiest process used.
+        start: the records' zero on time.monotonic.
+    """
+
+    records: list[RequestRecord]
+    load: float
+    start: float
+
+
+def drive(
+    target: Target,
+    bodies: Sequence[bytes],
+    *,
+    times: np.ndarray | None = None,
+    concurrency: int = 0,
+    seconds: float = 0.0,
+    warm_up: float = 0.0,
+    timeout: float = 600.0,
+    processes: int = 1,
+) -> Outcome:
+    """Send a cell's requests.
+
+    Args:
+        target: where to.
+        bodies: requests; a closed loop ends early where they run out.
+        times: when each is due (open loop); float64 (requests,), seconds.
+        concurrency: requests under way (closed loop).
+        seconds: length of a closed loop.
+        warm_up: seconds whose requests do not count.
+        timeout: seconds that a request may take.
+        processes: client processes, which take turns with the requests.
+    """
+    processes = max(1, min(processes, concurrency or len(bodies)))
+    start = time.monotonic() + (_START_DELAY if processes == 1 else _SPAWN_DELAY)
+    jobs = [
+        Job(
+            target,
+            bodies[p::processes],
+            range(p, len(bodies), processes),
+            None if times is None else times[p::processes].tolist(),
+            concurrency // processes + (p < concurrency % processes),
+            seconds,
+            warm_up,
+            timeout,
+            start,
+        )
+        for p in range(processes)
+    ]
+    if processes == 1:
+        outcomes = [run_job(jobs[0])]
+    else:
+        with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+            outcomes = list(pool.map(run_job, jobs))
+    records = sorted((record for outcome in outcomes for record in outcome.records), key=lambda r: r.index)
+    return Outcome(records, max(outcome.load for outcome in outcomes), start)
+
+
+def run_job(job: Job) -> Outcome:
+    """Send what one process has to send, and count its own processor time."""
+    # A collection in the middle would stop the clock of every answer that arrives meanwhile.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        return _run(_send_all(job))
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def _run(main: Coroutine[Any, Any, Outcome]) -> Outcome:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(main)
+    return uvloop.run(main)
+
+
+async def _send_all(job: Job) -> Outcome:
+    client = Client(job.target, job.timeout)
+    with contextlib.suppress(OSError):  # every request will say so
+        await client.connect(job.concurrency or min(len(job.bodies), 8))
+    await asyncio.sleep(job.start - time.monotonic())
+    wall, cpu = time.monotonic(), time.process_time()
+    records = await (_closed(job, client) if job.times is None else _open(job, client))
+    used = (time.process_time() - cpu) / (time.monotonic() - wall)
+    await client.close()
+    marked = [r.model_copy(update={"warm_up": True}) if _early(r, job) else r for r in records]
+    return Outcome(marked, used, job.start)
+
+
+def _early(record: RequestRecord, job: Job) -> bool:
+    return (record.sent if record.scheduled is None else record.scheduled) < job.warm_up
+
+
+async def _open(job: Job, client: Client) -> list[RequestRecord]:
+    assert job.times is not None
+    tasks = []
+    for body, index, due in zip(job.bodies, job.indices, job.times, strict=True):
+        if (wait := job.start + due - time.monotonic()) > 0:
+            await asyncio.sleep(wait)
+        tasks.append(asyncio.ensure_future(client.send(body, index, job.start, due)))
+    return list(await asyncio.gather(*tasks))
+
+
+async def _closed(job: Job, client: Client) -> list[RequestRecord]:
+    queue = iter(zip(job.bodies, job.indices, strict=True))
+    records: list[RequestRecord] = []
+
+    async def one_after_the_other() -> None:
+        while time.monotonic() - job.start < job.seconds:
+            body, index = next(queue, (None, 0))
+            if body is None:
+                return
+            records.append(await client.send(body, index, job.start))
+
+    await asyncio.gather(*(one_after_the_other() for _ in range(job.concurrency)))
+    return records
