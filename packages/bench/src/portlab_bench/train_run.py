@@ -1,0 +1,308 @@
+"""Run trainers on one recipe, one after the other, each as a process in an environment of its own.
+
+A trainer leaves report.json and metrics.jsonl in its run folder; what they lack, the time to the first loss, is seen
+from outside. Nothing of the trainers is changed or imported.
+"""
+
+import contextlib
+import datetime
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from portlab_bench.train_figures import compare, run_findings, steady, step_times
+from portlab_bench.train_schema import BackendName, BackendRun, TrainRun
+from portlab_spec.assets import resolve_model
+from portlab_spec.errors import UserError
+from portlab_spec.files import read_json, sha256_json, write_json, write_text
+from portlab_spec.packing import BatchOrder
+from portlab_spec.recipe import Recipe
+from portlab_spec.report import Report, versions
+from portlab_spec.run.data import load_run_data, tokenize_run
+from portlab_spec.run.trackers import METRICS_FILE
+from portlab_spec.tokenizer import Tokenizer
+
+PROGRAMS: dict[BackendName, str] = {"jax": "train-jax", "xla": "train-xla", "torchax": "train-torchax"}
+# Behind the name of a nox environment: the build for a device, tried before the one for any.
+BUILDS = {"tpu": ("_tpu",), "cuda": ("_cuda12", "_cuda13"), "cpu": (), "auto": ()}
+RECIPE = "recipe.yaml"
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 10.0  # between asking a trainer that ran too long to end, and ending it
+LAST_LINES = 3  # of its log in the message on one that failed
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A backend's command.
+
+    Attributes:
+        backend: its name.
+        command: program and the arguments that choose the device.
+        environment: variables that it needs beside ours.
+    """
+
+    backend: BackendName
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def find_trainer(
+    backend: BackendName, *, python: Path | None = None, device: str = "auto", root: Path | None = None
+) -> Trainer:
+    """Where a trainer is: beside the given interpreter, else in the repository's environments, beside ours, on PATH.
+
+    Args:
+        backend: the trainer.
+        python: interpreter of the environment in which it is installed.
+        device: "cpu", "cuda", "tpu", or "auto": what it finds.
+        root: of the repository with `.nox`; by default the working folder.
+
+    Raises:
+        UserError: it is in none of them.
+    """
+    program = PROGRAMS[backend]
+    options: tuple[str, ...] = ()
+    environment: dict[str, str] = {}
+    if backend == "xla":
+        # PyTorch/XLA is what drives a TPU; on the others PyTorch as it is.
+        options = () if device == "auto" else ("--device", {"tpu": "xla"}.get(device, device))
+    elif device != "auto":
+        environment["JAX_PLATFORMS"] = device
+    if python is not None:
+        script = python.absolute().parent / program
+        if not python.exists():
+            raise UserError(
+                "no such interpreter", where=f"--python {backend}={python}", fix=f"Give one that has {program}"
+            )
+        command = (str(script),) if script.exists() else (str(python), "-m", f"portlab_{backend}")
+        return Trainer(backend, (*command, *options), environment)
+    nox = (root or Path()).absolute() / ".nox"
+    folders = [nox / f"train_{backend}{build}" / "bin" for build in (*BUILDS[device], "")]
+    for folder in (*folders, Path(sys.executable).parent):
+        if (script := folder / program).exists():
+            return Trainer(backend, (str(script), *options), environment)
+    if found := shutil.which(program):
+        return Trainer(backend, (found, *options), environment)
+    raise UserError(
+        f"{program} is not installed: not in .nox/train_{backend}, not beside this interpreter, not on PATH",
+        where=f"--backends {backend}",
+        fix=f"Make its environment: nox -s train_{backend} --install-only, or give --python {backend}=PATH",
+    )
+
+
+def rows_digest(recipe: Recipe) -> str:
+    """SHA-256 of the training rows of a recipe: ids, tokens and loss flags, in the order of the data.
+
+    Which of them a step takes is a function of these and the recipe's seed.
+
+    Raises:
+        UserError: the data or the model's tokenizer cannot be read.
+    """
+    tokenizer = Tokenizer.load(resolve_model(recipe.model, recipe.revision).path)
+    rows = tokenize_run(recipe, load_run_data(recipe), tokenizer).train
+    return BatchOrder(rows, recipe.batch_size, recipe.steps, recipe.seed).digest()
+
+
+def run_all(
+    recipe: Recipe,
+    trainers: Sequence[Trainer],
+    out: Path,
+    *,
+    warm_up: int,
+    timeout: float | None,
+    say: Callable[[str], None],
+    digest: Callable[[Recipe], str] = rows_digest,
+) -> TrainRun:
+    """Run every trainer and write `train.json`. One that fails is in the record as failed; the others go on.
+
+    Args:
+        recipe: every trainer is given it as a file with all values, so that no option can be read in two ways.
+        trainers: in the order of running.
+        out: new folder; each trainer's run is in one of its name.
+        warm_up: steps from the first that count in no rate.
+        timeout: seconds that a trainer may take; None for no limit.
+        say: told of each as it ends.
+        digest: of the recipe's rows.
+
+    Raises:
+        UserError: the folder is not empty, the data cannot be read, or the warm-up leaves no step.
+    """
+    if recipe.steps <= warm_up:
+        raise UserError(
+            f"{recipe.steps} steps are all warm-up ({warm_up})", where="--steps", fix="Take more steps, or --warm-up 1"
+        )
+    if out.exists() and any(out.iterdir()):
+        # A trainer goes on in a folder of its own and would report the steps of another day.
+        raise UserError("is not empty", where=str(out), fix="Choose another --out")
+    rows = digest(recipe)
+    write_text(out / RECIPE, yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
+    runs: list[BackendRun] = []
+    for trainer in trainers:
+        say(f"{trainer.backend} ...")
+        run = run_one(trainer, recipe, out, warm_up=warm_up, timeout=timeout)
+        say(f"{trainer.backend}: {run.failure or 'done'} in {run.wall_seconds:.1f} s")
+        runs.append(run)
+        record = _record(recipe, rows, warm_up, runs)
+        write_json(out / "train.json", record.model_dump(mode="json"))  # after each: what is measured stays
+    return record
+
+
+def _record(recipe: Recipe, rows: str, warm_up: int, runs: Sequence[BackendRun]) -> TrainRun:
+    resolved = recipe.model_dump(mode="json")
+    return TrainRun(
+        when=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        recipe=resolved,
+        recipe_digest=sha256_json(resolved),
+        rows_digest=rows,
+        warm_up=warm_up,
+        client={"system": platform.platform(), "cores": os.cpu_count(), "versions": versions("portlab-bench")},
+        runs=tuple(runs),
+        findings=compare(runs, recipe.dtype, same_start=recipe.lora.start_from is not None),
+    )
+
+
+def run_one(trainer: Trainer, recipe: Recipe, out: Path, *, warm_up: int, timeout: float | None) -> BackendRun:
+    """Run one trainer on `<out>/recipe.yaml` and read what it left; a failure is in the record, not raised."""
+    folder, log = out / trainer.backend, out / f"{trainer.backend}.log"
+    started = time.monotonic()
+    command = [*trainer.command, "--recipe", str(out / RECIPE), "--out", str(folder)]
+    code, first = _watch(command, trainer.environment, log, folder / METRICS_FILE, timeout)
+    wall = time.monotonic() - started
+    base = BackendRun(backend=trainer.backend, wall_seconds=wall, log=log.name)
+    if code is None:
+        return base.model_copy(update={"failure": f"ended after {timeout:g} s, its --timeout"})
+    if code:
+        return base.model_copy(update={"failure": f"exit code {code}: {_last_words(log)}"})
+    try:
+        return read_run(base, folder, recipe, first, warm_up)
+    except UserError as error:
+        return base.model_copy(update={"failure": " ".join(str(error).split())})
+
+
+def read_run(base: BackendRun, folder: Path, recipe: Recipe, first: float | None, warm_up: int) -> BackendRun:
+    """Fill a record from a run folder.
+
+    Args:
+        base: what is known of the run.
+        folder: with report.json and metrics.jsonl.
+        recipe: that it should have trained.
+        first: seconds from the process's start to its first line of metrics.
+        warm_up: steps that count in no rate.
+
+    Raises:
+        UserError: a file is missing or is not what trainers write, or the report is of another recipe or backend.
+    """
+    file = folder / "report.json"
+    try:
+        report = Report.model_validate(read_json(file, "the run's report"))
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise UserError(
+            f"is no report: {'.'.join(map(str, fault['loc']))}: {fault['msg']}", where=str(file), fix="Repeat the run"
+        ) from None
+    if report.backend != base.backend:
+        raise UserError(f"is of the backend {report.backend}", where=str(file), fix="Check --python")
+    digest = sha256_json(report.recipe)
+    if report.recipe != recipe.model_dump(mode="json"):
+        raise UserError("is of another recipe", where=str(file), fix="Install the same version of Portlab everywhere")
+    metrics = folder / METRICS_FILE
+    if not metrics.exists():
+        raise UserError("has no step times", where=str(metrics), fix="Repeat the run")
+    rates = steady(step_times(metrics.read_text(encoding="utf-8").splitlines(), str(metrics)), warm_up)
+    stages = report.seconds.model_dump()
+    to_first = None if first is None else first - stages["prepare"] - stages["before"]
+    return base.model_copy(
+        update={
+            "device": report.device,
+            "versions": report.versions,
+            "recipe_digest": digest,
+            "counts": {name: report.tokens[name] for name in ("train_rows", "run", "supervised")},
+            "first_step_seconds": to_first if to_first is not None and to_first > 0 else None,
+            "steady": rates,
+            "loss": report.loss,
+            "stages": stages,
+            "peak_rss_bytes": report.peak_rss_bytes,
+            "findings": run_findings(rates, recipe.steps, report.loss, warm_up),
+        }
+    )
+
+
+def _watch(
+    command: Sequence[str], environment: Mapping[str, str], log: Path, metrics: Path, timeout: float | None
+) -> tuple[int | None, float | None]:
+    """Run a command; its exit code (None if it had to be ended), and seconds until its first line of metrics."""
+    first = None
+    with log.open("wb") as stream, _process(command, environment, stream) as process:
+        started = time.monotonic()
+        while process.poll() is None:
+            now = time.monotonic() - started
+            if first is None and metrics.exists() and metrics.stat().st_size:
+                first = now
+            if timeout is not None and now > timeout:
+                return None, first
+            time.sleep(POLL_SECONDS)
+        return process.returncode, first
+
+
+@contextlib.contextmanager
+def _process(command: Sequence[str], environment: Mapping[str, str], log: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A child in a process group of its own, which is gone afterwards, whatever happens: with its own children."""
+    try:
+        # Unbuffered, so that the log of one that is ended holds its last words.
+        variables = os.environ | {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"} | dict(environment)
+        process = subprocess.Popen(
+            command,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise UserError(f"cannot be run ({error.strerror})", where=command[0], fix="Check --python") from None
+    try:
+        yield process
+    finally:
+        for number, patience in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, None)):
+            if process.poll() is not None:
+                break
+            os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(patience)
+        # The leader is gone; what it started and left behind goes too.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _last_words(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if ": error: " in line]
+    return errors[-1] if errors else " / ".join(lines[-LAST_LINES:]) or "it said nothing"
+
+
+def load_train_run(path: Path) -> TrainRun:
+    """Read `train.json`.
+
+    Raises:
+        UserError: missing, not JSON, or not of this schema.
+    """
+    try:
+        return TrainRun.model_validate(read_json(path, "the comparison of trainers"))
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise UserError(
+            f"is no train.json: {'.'.join(map(str, fault['loc']))}: {fault['msg']}",
+            where=str(path),
+            fix="Write it with: portlab-bench train",
+        ) from None
