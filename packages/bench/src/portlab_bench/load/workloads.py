@@ -3,8 +3,9 @@ shares on purpose (tools and instructions, as an application would) is counted a
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
@@ -45,36 +46,41 @@ class Workload:
     rows: Sequence[Conversation] = field(default=(), repr=False)
 
     def bodies(self, model: str, count: int, seed: int) -> list[bytes]:
-        """Requests as JSON, of one seed always the same."""
-        return [orjson.dumps(body) for body in self._requests(model, count, seed)]
+        """The first requests as JSON, of one seed always the same."""
+        return [self.body(model, seed, index) for index in range(count)]
 
-    def _requests(self, model: str, count: int, seed: int) -> Iterator[dict[str, Any]]:
-        rng = np.random.default_rng([seed, 1])
-        order = rng.permutation(len(self.rows)) if self.rows else None
-        for i in range(count):
-            # 64 random bits: no two requests of any two cells begin alike.
-            mark = f"{rng.integers(2**63):016x}"
-            if order is None:
-                words = _length(rng, self.input_tokens or 1, self.spread)
-                text = " ".join([mark, *(_WORDS[j] for j in rng.integers(len(_WORDS), size=max(words - 10, 1)))])
-                body: dict[str, Any] = {"messages": [{"role": "user", "content": text}]}
-            else:
-                body = _tool_request(self.rows[order[i % len(order)]], mark, self.cold)
-            body |= {
-                "model": model,
-                "max_tokens": _length(rng, self.output_tokens, self.spread if self.fixed else 0.0),
-                "temperature": 0,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-            if self.fixed:
-                body["ignore_eos"] = True
-            yield body
+    def body(self, model: str, seed: int, index: int) -> bytes:
+        """One request of a seed, as JSON."""
+        rng = np.random.default_rng([seed, index])
+        # 64 random bits: no two requests of any two cells begin alike.
+        mark = f"{rng.integers(2**63):016x}"
+        if self.rows:
+            row = self.rows[_order(len(self.rows), seed)[index % len(self.rows)]]
+            body = _tool_request(row, mark, self.cold)
+        else:
+            words = _length(rng, self.input_tokens or 1, self.spread)
+            text = " ".join([mark, *(_WORDS[j] for j in rng.integers(len(_WORDS), size=max(words - 10, 1)))])
+            body = {"messages": [{"role": "user", "content": text}]}
+        body |= {
+            "model": model,
+            "max_tokens": _length(rng, self.output_tokens, self.spread if self.fixed else 0.0),
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self.fixed:
+            body["ignore_eos"] = True
+        return orjson.dumps(body)
 
     def describe(self) -> dict[str, Any]:
         """What the run's record says of it."""
         found = {k: v for k, v in vars(self).items() if k != "rows" and v not in (None, "")}
         return found | ({"rows": len(self.rows)} if self.rows else {})
+
+
+@cache
+def _order(count: int, seed: int) -> np.ndarray:
+    return np.random.default_rng([seed, 2**32]).permutation(count)
 
 
 def _tool_request(row: Conversation, mark: str, cold: bool) -> dict[str, Any]:
