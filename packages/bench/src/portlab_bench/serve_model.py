@@ -185,7 +185,7 @@ class ServeModel:
         """What requests see at a rate; None if the machine cannot bear it."""
         prefill = self.prefill_seconds(work.prompt)
         busy = rate * prefill
-        fixed, slope = self.step_seconds(0, work.context), 0.0
+        fixed = self.step_seconds(0, work.context)
         slope = self.step_seconds(1, work.context) - fixed
         room = 1 - busy - rate * work.output * slope
         if room <= 0:

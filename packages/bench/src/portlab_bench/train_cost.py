@@ -16,6 +16,8 @@ from portlab_bench.compiled import JOBS, Compiled, CompiledRun, load_compiled
 from portlab_bench.evidence import Figure
 from portlab_bench.machines import Machine, parse_machine
 from portlab_bench.published import find_published
+from portlab_bench.serve_model import weight_bytes
+from portlab_spec.models.published import published_config
 
 GIB = 2**30
 
@@ -47,6 +49,12 @@ class TrainRow:
     tokens_per_second: Figure
     hours: Figure
     overhead: Figure
+
+    @property
+    def fits(self) -> bool:
+        """False if the weights alone need more memory than all chips have; True is no promise."""
+        config = published_config(self.model)
+        return config is None or weight_bytes(config) < self.machine.hbm_bytes
 
     @property
     def paid_hours(self) -> float:
