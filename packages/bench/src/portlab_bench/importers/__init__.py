@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-from portlab_bench.importers import vllm
+from portlab_bench.importers import aiperf, guidellm, inference_perf, vllm
 from portlab_bench.importers.reading import Imported, read_documents
 from portlab_spec.errors import UserError
 from portlab_spec.files import sha256_file
 
 __all__ = ["Imported", "import_file"]
 
-TOOLS = {vllm.TOOL: vllm}
+TOOLS = {tool.TOOL: tool for tool in (vllm, guidellm, aiperf, inference_perf)}
 
 
 def import_file(path: Path) -> Imported:
