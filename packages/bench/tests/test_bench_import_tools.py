@@ -276,7 +276,7 @@ def as_aiperf(records: list[RequestRecord]) -> str:
         }
         if len(gaps):
             values["inter_chunk_latency"] = {"value": gaps.tolist(), "unit": "ms"}
-        start, end = (round(1e18 + t * 1e9) for t in (r.sent, r.chunks[-1]))
+        start, end = (10**18 + round(t * 1e9) for t in (r.sent, r.chunks[-1]))
         metadata = {"request_start_ns": start, "request_end_ns": end, "benchmark_phase": "profiling"}
         lines.append(json.dumps({"metadata": metadata, "metrics": values}))
     return "\n".join(lines)
