@@ -20,6 +20,10 @@ from portlab_spec.errors import UserError
 from portlab_spec.files import write_text
 from portlab_spec.prices import Plan, load_prices
 
+# Between these, a document's tables are written anew.
+BEGIN = "<!-- portlab-bench table: begin -->"
+END = "<!-- portlab-bench table: end -->"
+
 
 @dataclasses.dataclass(frozen=True)
 class TableCommand:
@@ -37,7 +41,7 @@ class TableCommand:
     ttft_p99: str = "500ms"
     """What 99 of 100 first tokens must take at most, such as 500ms or 1.5s."""
     md: Path | None = None
-    """Write Markdown here instead of printing it."""
+    """Write Markdown here instead of printing it; where the file has the marks for it, between them."""
     csv: Path | None = None
     """Write a long list of all cells here."""
     html: Path | None = None
@@ -79,7 +83,7 @@ def run_table(command: TableCommand) -> int:
     tables = report.build(machines, work, objective)
     text = markdown(report.TITLE, report.INTRO, tables)
     if command.md:
-        write_text(command.md, text)
+        write_text(command.md, _into(command.md, text))
     if command.csv:
         write_text(command.csv, to_csv(tables))
     if command.html:
@@ -88,6 +92,18 @@ def run_table(command: TableCommand) -> int:
         print(text, end="")
     _warn(machines)
     return 0
+
+
+def _into(path: Path, text: str) -> str:
+    """What a file is to hold: the tables, or its own words with the tables between its marks."""
+    old = path.read_text(encoding="utf-8") if path.is_file() else ""
+    if BEGIN not in old and END not in old:
+        return text
+    if (old.count(BEGIN), old.count(END)) != (1, 1) or old.index(END) < old.index(BEGIN):
+        raise UserError("needs one begin and one end of the tables", where=str(path), fix=f"Put {BEGIN} and {END}")
+    before, _, rest = old.partition(BEGIN)
+    body = text.split("\n\n", 1)[1]  # the document has a title of its own
+    return f"{before}{BEGIN}\n\n{body}\n{END}{rest.partition(END)[2]}"
 
 
 def run_decide(command: DecideCommand) -> int:

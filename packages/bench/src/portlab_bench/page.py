@@ -6,12 +6,12 @@ from xml.etree.ElementTree import Element
 from portlab_bench.compiled import load_compiled
 from portlab_bench.costs import hourly, per_million, price_of
 from portlab_bench.evidence import COLORS, MEANING, ORDER, SIGNS, Evidence
-from portlab_bench.machines import Machine
+from portlab_bench.machines import Machine, parse_machine
 from portlab_bench.markup import Content, document, node
 from portlab_bench.plots import Series, bars, scatter
 from portlab_bench.published import load_published
-from portlab_bench.serve_model import MODEL, Workload
-from portlab_bench.serve_rows import curve, modelled
+from portlab_bench.serve_model import FITTED_CONTEXT, MODEL, ServeModel, Workload
+from portlab_bench.serve_rows import config_of, curve, modelled
 from portlab_bench.tables import Cell, Sources, Table
 from portlab_bench.train_cost import GIB
 
@@ -48,8 +48,11 @@ def plots(machines: Sequence[Machine], work: Workload) -> list[Element]:
             Series(
                 machine.name,
                 "modelled",
-                tuple((p.rate, p.output_throughput) for p in points),
-                tuple(f"{p.rate:.2f} requests/s, {p.output_throughput:,.0f} tokens/s" for p in points),
+                tuple((p.rate, p.ttft_p99 * 1e3) for p in points),
+                tuple(
+                    f"{p.rate:.2f} requests/s, {p.output_throughput:,.0f} tokens/s, TTFT p99 {p.ttft_p99 * 1e3:,.0f} ms"
+                    for p in points
+                ),
                 line=True,
             )
         )
@@ -75,8 +78,19 @@ def plots(machines: Sequence[Machine], work: Workload) -> list[Element]:
             "USD per million output tokens",
             cost,
         ),
-        scatter(f"Throughput against rate, {work}", "requests/s", "output tokens/s", rate, log=(False, False)),
-        scatter("Throughput against batch, published", "sequences at a time", "output tokens/s", _by_batch()),
+        scatter(
+            f"First token against rate, {work}; lines end where memory is full",
+            "requests/s",
+            "TTFT p99, ms",
+            rate,
+            log=(False, True),
+        ),
+        scatter(
+            f"Throughput against batch: published, and the model at {FITTED_CONTEXT} tokens of context",
+            "sequences at a time",
+            "output tokens/s",
+            [*_by_batch(), *_modelled_by_batch()],
+        ),
         bars("Memory of a device that a fine-tuning step needs; the line is what there is", "GiB", _memory()),
     ]
 
@@ -85,7 +99,7 @@ def _by_batch() -> list[Series]:
     groups: dict[str, list[tuple[float, float, str]]] = {}
     for r in load_published():
         if r.metric == "output_throughput" and r.batch and not r.refused and r.model == MODEL:
-            kernel = ", stock kernel" if "block2048" in r.id else ""
+            kernel = ", stock" if "block2048" in r.id else ""
             groups.setdefault(f"{r.machine} {r.precision}{kernel}", []).append(
                 (r.batch, r.value, f"{r.workload}: {r.value:,.0f}")
             )
@@ -93,6 +107,16 @@ def _by_batch() -> list[Series]:
         Series(name, "published", tuple((b, v) for b, v, _ in sorted(rows)), tuple(says for *_, says in sorted(rows)))
         for name, rows in groups.items()
     ]
+
+
+def _modelled_by_batch() -> list[Series]:
+    found = []
+    for name in ("v6e-8", "2xH100"):
+        serving = ServeModel(config_of(MODEL), parse_machine(name))
+        points = tuple((float(b), b / serving.step_seconds(b, FITTED_CONTEXT)) for b in (2**n for n in range(11)))
+        says = tuple(f"{b:g} sequences: {rate:,.0f}" for b, rate in points)
+        found.append(Series(f"{name} bf16", "modelled", points, says, line=True))
+    return found
 
 
 def _memory() -> list[tuple[str, float, float | None, Evidence]]:

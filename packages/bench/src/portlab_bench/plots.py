@@ -128,15 +128,19 @@ def _frame(x: str, y: str, across: _Axis, up: _Axis) -> list[Element]:
     for value in across.ticks():
         at = across.at(value)
         parts.append(_rule(at, TOP, at, bottom))
-        parts.append(_label(f"{value:,.4g}", at, bottom + 16, "middle"))
+        parts.append(_label(_tick(value), at, bottom + 16, "middle"))
     for value in up.ticks():
         at = up.at(value)
         parts.append(_rule(LEFT, at, right, at))
-        parts.append(_label(f"{value:,.4g}", LEFT - 6, at + 4, "end"))
+        parts.append(_label(_tick(value), LEFT - 6, at + 4, "end"))
     parts.append(_label(x, (LEFT + right) / 2, HEIGHT - 14, "middle"))
     turned = _label(y, 14, (TOP + bottom) / 2, "middle")
     turned.set("transform", f"rotate(-90 14 {(TOP + bottom) / 2:.1f})")
     return [*parts, turned]
+
+
+def _tick(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.4g}"
 
 
 def _rule(x1: float, y1: float, x2: float, y2: float) -> Element:
