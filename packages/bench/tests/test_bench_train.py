@@ -1,5 +1,6 @@
 """The train bench: step times out of running means, guards, and trainers as processes (stand-ins of the real files)."""
 
+import importlib.util
 import json
 import os
 import stat
@@ -13,12 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portlab_bench import commands_train
-from portlab_bench.commands_train import TrainCommand, parse_backends, parse_overrides, parse_pythons, run_train
+from portlab_bench import commands_train, train_run
+from portlab_bench.commands_train import TrainCommand, parse_backends, parse_overrides, parse_pairs, run_train
 from portlab_bench.train_figures import compare, run_findings, steady, step_times, table
 from portlab_bench.train_run import find_trainer, load_train_run
 from portlab_bench.train_schema import BackendRun
+from portlab_bench.train_trl import Work, read_work, require_able, write_work
+from portlab_spec.data.tokens import Row
 from portlab_spec.errors import UserError
+from portlab_spec.recipe import Lora, Optimizer, Recipe
 
 # Writes what a trainer writes, by the schema of the report and the running means of the loop; what it does besides
 # stands in STAND_IN, a JSON object in the environment.
@@ -56,6 +60,7 @@ TRAINER = """
                     line["mfu"] = plan["mfu"]
             file.write(json.dumps(line) + "\\n")
             file.flush()
+    time.sleep(plan.get("linger", 0))
     evaluation = {"split": "test", "examples": 1, "metrics": {}}
     report = {
         "recipe": recipe | plan.get("recipe", {}), "backend": plan.get("backend", me),
@@ -81,8 +86,14 @@ def trainers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         script.write_text(f"#!{sys.executable}\n{textwrap.dedent(TRAINER)}")
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
         options.append(f"{name}={folder / 'python'}")
-    monkeypatch.setattr(commands_train.train_run, "rows_digest", lambda recipe: "ab" * 32)
+    monkeypatch.setattr(commands_train.train_run, "load_work", lambda recipe: make_work(tmp_path, recipe))
     return options
+
+
+def make_work(folder: Path, recipe: Recipe) -> Work:
+    """Forty rows of 3 to 6 tokens, the last one of each supervised."""
+    rows = [Row(f"r{i}", tuple(range(3 + i % 4)), (False,) * (2 + i % 4) + (True,)) for i in range(40)]
+    return Work(folder / "model", rows, train_run.order(recipe, rows))
 
 
 def command(tmp_path: Path, python: list[str], **changes: Any) -> TrainCommand:
@@ -96,7 +107,9 @@ def plan(monkeypatch: pytest.MonkeyPatch, **backends: dict[str, Any]) -> None:
 def test_three_trainers_side_by_side(
     tmp_path: Path, trainers: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan(monkeypatch, jax={"seconds": [30, 2, 0.4, 0.5, 0.6, 0.45, 0.5, 0.55], "mfu": 0.25, "sleep": 0.3})
+    plan(
+        monkeypatch, jax={"seconds": [30, 2, 0.4, 0.5, 0.6, 0.45, 0.5, 0.55], "mfu": 0.25, "sleep": 0.3, "linger": 0.3}
+    )
     assert run_train(command(tmp_path, trainers, device="cpu")) == 0
     record = load_train_run(tmp_path / "out/train.json")
     jax, xla, _ = record.runs
@@ -113,7 +126,7 @@ def test_three_trainers_side_by_side(
     assert jax.loss[-1] == 0.5
     assert xla.steady is not None
     assert xla.steady.mfu is None
-    assert record.rows_digest == "ab" * 32
+    assert len(record.rows_digest) == 64
     assert record.recipe["steps"] == 8
     assert {run.recipe_digest for run in record.runs} == {record.recipe_digest}
     assert all(finding.ok for finding in record.findings)
@@ -122,7 +135,7 @@ def test_three_trainers_side_by_side(
     printed = capsys.readouterr().out
     assert (tmp_path / "out/train.md").read_text() == printed
     assert "| jax | 1 x cpu | 64.00 |" in printed
-    assert "| 25.0% | 1.00 | 0.5000 |" in printed
+    assert "| 25.0% | 1.00 (host) | 0.5000 |" in printed
 
 
 def test_one_that_fails_is_told_and_the_others_stay(
@@ -291,11 +304,129 @@ def test_every_loss_must_agree_from_one_adapter() -> None:
 
 
 def test_a_stopped_run_and_a_loss_that_is_no_number_are_refused() -> None:
-    rates = steady(step_times(means([1.0, 2.0, 3.0, 4.0, 5.0], {1}), ""), 1)
+    times = step_times(means([9.0, 2.0, 2.1, 2.2, 2.3], {1}), "")
+    rates = steady(times, 1)
     assert rates is not None
-    assert [f.guard for f in run_findings(rates, 6, [1.0] * 5, 1) if not f.ok] == ["steps"]
-    assert [f.guard for f in run_findings(rates, 5, [1.0, float("nan"), 1, 1, 1], 1) if not f.ok] == ["finite"]
+    assert [f.guard for f in run_findings(rates, times, 6, [1.0] * 5, 1) if not f.ok] == ["steps"]
+    assert [f.guard for f in run_findings(rates, times, 5, [1.0, float("nan"), 1, 1, 1], 1) if not f.ok] == ["finite"]
     assert steady([], 1) is None
+
+
+def test_a_machine_that_was_not_left_alone_shows() -> None:
+    times = step_times(means([9.0, 2.0, 2.1, 7.0, 8.0], {1}), "")
+    assert [f.guard for f in run_findings(steady(times, 1), times, 5, [1.0] * 5, 1) if not f.ok] == ["spread"]
+
+
+def test_a_finished_run_of_another_machine_is_read(
+    tmp_path: Path, trainers: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_train(command(tmp_path, trainers[:1], backends="jax")) == 0
+    plan(monkeypatch, xla={"linger": 0.3})
+    again = command(
+        tmp_path,
+        trainers[1:2],
+        backends="jax,xla",
+        finished=(f"jax={tmp_path / 'out/jax'}",),
+        out=tmp_path / "again",
+    )
+    assert run_train(again) == 0
+    runs = load_train_run(tmp_path / "again/train.json").runs
+    assert [(run.backend, run.first_step_seconds is None) for run in runs] == [("jax", True), ("xla", False)]
+    none = command(tmp_path, [], backends="jax", finished=("jax=nowhere",), out=tmp_path / "none")
+    assert run_train(none) == 1
+
+
+PLAIN = Recipe(
+    steps=6,
+    batch_size=4,
+    lora=Lora(rank=2, alpha=4, targets=("q_proj",), train_control_rows=False),
+    optimizer=Optimizer(schedule="constant", warmup_steps=0),
+)
+TINY = {
+    "model_type": "gemma3_text", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "query_pre_attn_scalar": 8,
+    "max_position_embeddings": 64, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"],
+    "rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": None, "rms_norm_eps": 1e-6,
+    "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "attention_bias": False,
+    "bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0,
+}  # fmt: skip
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Work:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps(TINY))
+    return make_work(tmp_path, PLAIN)
+
+
+def test_trls_work_folder_is_what_its_runner_reads(tmp_path: Path, work: Work) -> None:
+    exchange = Path(__file__).parents[3] / "bench/peers/exchange.py"
+    spec = importlib.util.spec_from_file_location("exchange_of_peers", exchange)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    write_work(tmp_path / "trl", PLAIN, work, "cpu", 2)
+    job = module.read_job(tmp_path / "trl")
+    assert job.settings.micro_batch == {"trl": 2}
+    assert job.settings.dtype == "float32"
+    assert [[tuple(row.ids) for row in batch] for batch in job.batches] == [
+        [row.ids for row in batch] for batch in work.batches
+    ]
+    assert job.batches[0][0].loss[-1] is True
+    assert sorted(job.adapter) == [f"layers.{i}.self_attn.q_proj.{which}" for i in (0, 1) for which in "ab"]
+    a, b = (job.adapter[f"layers.0.self_attn.q_proj.{which}"] for which in "ab")
+    assert (a.shape, b.shape) == ((16, 2), (2, 16))
+    assert abs(a).max() <= 0.25
+    assert not b.any()
+    with pytest.raises(UserError, match="does not divide"):
+        write_work(tmp_path / "other", PLAIN, work, "cpu", 3)
+
+
+def test_what_trl_measured_is_read(tmp_path: Path, work: Work) -> None:
+    write_work(tmp_path / "trl", PLAIN, work, "cpu", 2)
+    measured = {
+        "losses": [3.0, 2.5, 2.0, 1.5, 1.2, 1.0],
+        "step_seconds": [5.0, 1.0, 1.0, 1.1, 1.2, 1.1],
+        "first_step_at": 1012.0,
+        "peak_memory_bytes": 2**30,
+        "versions": {"trl": "1.0"},
+    }
+    (tmp_path / "trl/trl.json").write_text(json.dumps(measured))
+    run = read_work(BackendRun(backend="trl"), tmp_path / "trl", PLAIN, work, 1000.0, 2)
+    assert run.valid
+    assert run.steady is not None
+    assert run.steady.examples_per_second == pytest.approx(16 / 4.4)
+    assert run.first_step_seconds == 12.0
+    assert run.peak_rss_bytes == 2**30
+    assert run.counts["supervised"] == 24
+    for change in ({"losses": [1.0]}, {"step_seconds": [0.0] * 6}, {"versions": None}):
+        (tmp_path / "trl/trl.json").write_text(json.dumps(measured | change))
+        with pytest.raises(UserError, match=r"trl\.json"):
+            read_work(BackendRun(backend="trl"), tmp_path / "trl", PLAIN, work, 1000.0, 2)
+
+
+def test_what_trl_would_do_otherwise_is_refused() -> None:
+    require_able(PLAIN)
+    with pytest.raises(UserError) as error:
+        require_able(Recipe())
+    assert "--set lora.train_control_rows=false" in str(error.value)
+    assert '--set optimizer.schedule="constant"' in str(error.value)
+
+
+def test_trl_runs_where_its_runner_and_an_interpreter_are(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="checkout"):
+        find_trainer("trl", root=tmp_path)
+    (tmp_path / "bench/peers").mkdir(parents=True)
+    (tmp_path / "bench/peers/trl_runner.py").touch()
+    with pytest.raises(UserError, match="no interpreter"):
+        find_trainer("trl", root=tmp_path)
+    found = find_trainer("trl", root=tmp_path, python=Path(sys.executable), device="cpu")
+    assert found.command == (str(Path(sys.executable).absolute()), str(tmp_path / "bench/peers/trl_runner.py"))
+    assert found.device == "cpu"
+    with pytest.raises(UserError, match="TPUs"):
+        find_trainer("trl", root=tmp_path, device="tpu")
 
 
 def test_a_table_keeps_its_columns_whatever_a_trainer_says() -> None:
@@ -310,4 +441,4 @@ def test_options_are_read() -> None:
         "dtype": "float32",
         "lora.targets": ["q_proj"],
     }
-    assert parse_pythons(("jax=a=b",), ["jax"]) == {"jax": Path("a=b")}
+    assert parse_pairs("--python", ("jax=a=b",), ["jax"]) == {"jax": Path("a=b")}

@@ -29,13 +29,17 @@ class TrainCommand:
     recipe: str = DEFAULT_RECIPE
     """Recipe by name or path to a YAML file."""
     backends: str = "jax,xla,torchax"
-    """Trainers in the order of running, with commas: jax, xla, torchax, trl."""
+    """Trainers in the order of running, with commas: jax, xla, torchax, and trl: TRL as it is, in a checkout."""
     steps: int | None = None
     """Optimiser steps instead of the recipe's."""
     set: tuple[str, ...] = ()
     """Other values of the recipe, KEY=VALUE, such as lora.rank=8."""
     python: tuple[str, ...] = ()
     """Interpreters of the trainers' environments, BACKEND=PATH, where they are not nox's."""
+    finished: tuple[str, ...] = ()
+    """Finished runs of the same recipe that are read instead, BACKEND=FOLDER: of another machine, say."""
+    trl_rows: int = 2
+    """Rows that TRL computes at a time; the others do what the recipe says."""
     device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"
     """Device for all; auto leaves it to each trainer."""
     warm_up: int = 2
@@ -53,12 +57,19 @@ def run_train(command: TrainCommand) -> int:
     names = parse_backends(command.backends)
     if command.warm_up < 1:
         raise UserError("the first step compiles: it is always warm-up", where="--warm-up", fix="Give 1 or more")
+    if command.trl_rows < 1:
+        raise UserError("must be 1 or more", where="--trl-rows", fix="Leave it out for 2")
     if command.timeout is not None and not command.timeout > 0:
         raise UserError("must be above 0", where="--timeout", fix="Leave it out for no limit")
     overrides = parse_overrides(command.set) | ({"steps": command.steps} if command.steps is not None else {})
     recipe = load_recipe(command.recipe, overrides)
-    pythons = parse_pythons(command.python, names)
-    trainers = [train_run.find_trainer(name, python=pythons.get(name), device=command.device) for name in names]
+    pythons = parse_pairs("--python", command.python, names)
+    finished = parse_pairs("--finished", command.finished, names)
+    trainers = [
+        train_run.find_trainer(name, python=pythons.get(name), device=command.device)
+        for name in names
+        if name not in finished
+    ]
     record = train_run.run_all(
         recipe,
         trainers,
@@ -66,7 +77,9 @@ def run_train(command: TrainCommand) -> int:
         warm_up=command.warm_up,
         timeout=command.timeout,
         say=lambda line: print(line, file=sys.stderr, flush=True),
-        digest=train_run.rows_digest,
+        load=train_run.load_work,
+        trl_rows=command.trl_rows,
+        finished=finished,
     )
     text = render(record)
     write_text(command.out / "train.md", text)
@@ -114,8 +127,8 @@ def parse_overrides(pairs: tuple[str, ...]) -> dict[str, Any]:
     return values
 
 
-def parse_pythons(pairs: tuple[str, ...], names: list[BackendName]) -> dict[BackendName, Path]:
-    """Interpreters from BACKEND=PATH.
+def parse_pairs(option: str, pairs: tuple[str, ...], names: list[BackendName]) -> dict[BackendName, Path]:
+    """Paths by backend, from BACKEND=PATH.
 
     Raises:
         UserError: not of that form, or of a backend that does not run.
@@ -127,7 +140,7 @@ def parse_pythons(pairs: tuple[str, ...], names: list[BackendName]) -> dict[Back
         if not equals or not path or name is None:
             raise UserError(
                 "is not BACKEND=PATH of a backend that runs",
-                where=f"--python {pair}",
+                where=f"{option} {pair}",
                 fix=f"Backends: {', '.join(names)}",
             )
         found[name] = Path(path)

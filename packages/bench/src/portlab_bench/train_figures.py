@@ -11,6 +11,7 @@ from portlab_bench.train_schema import BackendRun, Steady, StepTime
 from portlab_spec.errors import UserError
 
 FEWEST_STEPS = 3
+MOST_SPREAD = 2.0  # between p90 and p10 of the time per token: above, something else was using the machine
 # Losses of one step on the same weights and rows may differ by the order of sums alone.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 2e-2}
 # Trainers draw the first values of an adapter each in its own way. Its output is zero until the first update, so that
@@ -102,11 +103,14 @@ def steady(times: Sequence[StepTime], warm_up: int) -> Steady | None:
     )
 
 
-def run_findings(steady: Steady | None, steps: int, losses: Sequence[float], warm_up: int) -> tuple[Finding, ...]:
+def run_findings(
+    steady: Steady | None, times: Sequence[StepTime], steps: int, losses: Sequence[float], warm_up: int
+) -> tuple[Finding, ...]:
     """What the guards say of one run.
 
     Args:
         steady: its rates.
+        times: of all steps that did not compile.
         steps: that it was to take.
         losses: of the steps that it took.
         warm_up: steps that count in no rate.
@@ -123,10 +127,21 @@ def run_findings(steady: Steady | None, steps: int, losses: Sequence[float], war
         ),
         Finding(guard="finite", ok=all(map(math.isfinite, losses)), what="every loss is a number"),
     ]
+    if steady:
+        findings.append(_spread_of([time for time in times if time.step in set(steady.steps)]))
     if steady and steady.mfu is not None:
         ok = 0 < steady.mfu <= 1
         findings.append(Finding(guard="peak", ok=ok, what=f"{steady.mfu:.1%} of the devices' peak"))
     return tuple(findings)
+
+
+def _spread_of(times: Sequence[StepTime]) -> Finding:
+    """Whether the machine was left alone: like work takes like time, by the tokens computed where steps differ."""
+    alike = distribution(time.seconds / (time.computed or time.tokens) for time in times)
+    assert alike is not None
+    low, high = alike.quantiles["p10"].value, alike.quantiles["p90"].value
+    ratio = high / low
+    return Finding(guard="spread", ok=ratio <= MOST_SPREAD, what=f"p90 of the time per token is {ratio:.2f} times p10")
 
 
 def compare(runs: Sequence[BackendRun], dtype: str, *, same_start: bool) -> tuple[Finding, ...]:
@@ -186,7 +201,7 @@ def table(runs: Sequence[BackendRun]) -> str:
     """Markdown, one line a trainer; all that it holds is measured."""
     lines = [
         "| trainer | device | examples/s | tokens/s | step, s (median) | p10 to p90, s | first step, s | MFU "
-        "| peak host memory, GiB | last loss | |",
+        "| peak memory, GiB | last loss | |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---|",
     ]
     return "\n".join(lines + [_row(run) for run in runs]) + "\n"
@@ -208,8 +223,14 @@ def _row(run: BackendRun) -> str:
             "" if run.first_step_seconds is None else f"{run.first_step_seconds:.1f}",
         ]
     cells.append(f"{run.steady.mfu:.1%}" if run.valid and run.steady and run.steady.mfu is not None else "")
-    cells.append(f"{run.peak_rss_bytes / 2**30:.2f}" if run.peak_rss_bytes else "")
+    cells.append(_memory(run))
     cells.append(f"{run.loss[-1]:.4f}" if run.loss else "")
     refused = [f"{finding.guard}: {finding.what}" for finding in run.findings if not finding.ok]
     cells.append("; ".join([run.failure, *refused] if run.failure else refused).replace("|", "\\|"))
     return "| " + " | ".join(cells) + " |"
+
+
+def _memory(run: BackendRun) -> str:
+    if run.peak_device_bytes is not None:
+        return f"{run.peak_device_bytes / 2**30:.2f} (device)"
+    return f"{run.peak_rss_bytes / 2**30:.2f} (host)" if run.peak_rss_bytes else ""

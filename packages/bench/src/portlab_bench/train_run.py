@@ -23,7 +23,9 @@ from pydantic import ValidationError
 
 from portlab_bench.train_figures import compare, run_findings, steady, step_times
 from portlab_bench.train_schema import BackendName, BackendRun, TrainRun
+from portlab_bench.train_trl import RUNNER, Work, read_work, require_able, write_work
 from portlab_spec.assets import resolve_model
+from portlab_spec.data.tokens import Row
 from portlab_spec.errors import UserError
 from portlab_spec.files import read_json, sha256_json, write_json, write_text
 from portlab_spec.packing import BatchOrder
@@ -50,11 +52,13 @@ class Trainer:
         backend: its name.
         command: program and the arguments that choose the device.
         environment: variables that it needs beside ours.
+        device: of TRL, which is told in its work folder: "cpu" or "cuda".
     """
 
     backend: BackendName
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+    device: str = ""
 
 
 def find_trainer(
@@ -71,6 +75,8 @@ def find_trainer(
     Raises:
         UserError: it is in none of them.
     """
+    if backend == "trl":
+        return _find_trl(python, device, root or Path())
     program = PROGRAMS[backend]
     options: tuple[str, ...] = ()
     environment: dict[str, str] = {}
@@ -101,17 +107,40 @@ def find_trainer(
     )
 
 
-def rows_digest(recipe: Recipe) -> str:
-    """SHA-256 of the training rows of a recipe: ids, tokens and loss flags, in the order of the data.
+def _find_trl(python: Path | None, device: str, root: Path) -> Trainer:
+    if device == "tpu":
+        raise UserError("TRL as it is does not run on TPUs", where="--backends trl", fix="Take xla, which is TRL's")
+    runner = (root / RUNNER).absolute()
+    if not runner.exists():
+        raise UserError(
+            "TRL's runner is in the repository alone", where=str(RUNNER), fix="Run this in a checkout of Portlab"
+        )
+    # The environment of train-xla holds TRL and PEFT.
+    interpreter = python or root.absolute() / ".nox/train_xla/bin/python"
+    if not interpreter.exists():
+        raise UserError(
+            "no interpreter for TRL", where=str(interpreter), fix="Make it: nox -s train_xla, or give --python trl=PATH"
+        )
+    # Where torch_xla can be imported, transformers would train there.
+    environment = {"USE_TORCH_XLA": "0", "JAX_PLATFORMS": "cpu"}
+    chosen = device if device != "auto" else "cuda" if shutil.which("nvidia-smi") else "cpu"
+    return Trainer("trl", (str(interpreter.absolute()), str(runner)), environment, chosen)
 
-    Which of them a step takes is a function of these and the recipe's seed.
+
+def load_work(recipe: Recipe) -> Work:
+    """The rows of every step of a recipe, by the code that the trainers use.
 
     Raises:
         UserError: the data or the model's tokenizer cannot be read.
     """
-    tokenizer = Tokenizer.load(resolve_model(recipe.model, recipe.revision).path)
-    rows = tokenize_run(recipe, load_run_data(recipe), tokenizer).train
-    return BatchOrder(rows, recipe.batch_size, recipe.steps, recipe.seed).digest()
+    model = resolve_model(recipe.model, recipe.revision).path
+    rows = tokenize_run(recipe, load_run_data(recipe), Tokenizer.load(model)).train
+    return Work(model, rows, order(recipe, rows))
+
+
+def order(recipe: Recipe, rows: Sequence[Row]) -> BatchOrder:
+    """Which rows each step takes."""
+    return BatchOrder(rows, recipe.batch_size, recipe.steps, recipe.seed, group_by_prefix=recipe.group_by_prefix)
 
 
 def run_all(
@@ -122,7 +151,9 @@ def run_all(
     warm_up: int,
     timeout: float | None,
     say: Callable[[str], None],
-    digest: Callable[[Recipe], str] = rows_digest,
+    load: Callable[[Recipe], Work] = load_work,
+    trl_rows: int = 2,
+    finished: Mapping[BackendName, Path] | None = None,
 ) -> TrainRun:
     """Run every trainer and write `train.json`. One that fails is in the record as failed; the others go on.
 
@@ -133,7 +164,9 @@ def run_all(
         warm_up: steps from the first that count in no rate.
         timeout: seconds that a trainer may take; None for no limit.
         say: told of each as it ends.
-        digest: of the recipe's rows.
+        load: reads the recipe's rows.
+        trl_rows: rows that TRL computes at a time.
+        finished: run folders that are read instead of running their trainer: from another machine, say.
 
     Raises:
         UserError: the folder is not empty, the data cannot be read, or the warm-up leaves no step.
@@ -145,17 +178,36 @@ def run_all(
     if out.exists() and any(out.iterdir()):
         # A trainer goes on in a folder of its own and would report the steps of another day.
         raise UserError("is not empty", where=str(out), fix="Choose another --out")
-    rows = digest(recipe)
+    if any(trainer.backend == "trl" for trainer in trainers):
+        require_able(recipe)
+    work = load(recipe)
     write_text(out / RECIPE, yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
     runs: list[BackendRun] = []
+    for name, folder in (finished or {}).items():
+        runs.append(_finished(BackendRun(backend=name), folder, recipe, warm_up))
     for trainer in trainers:
         say(f"{trainer.backend} ...")
-        run = run_one(trainer, recipe, out, warm_up=warm_up, timeout=timeout)
+        if trainer.backend == "trl":
+            write_work(out / "trl", recipe, work, trainer.device, trl_rows)
+        run = run_one(trainer, recipe, work, out, warm_up=warm_up, timeout=timeout)
         say(f"{trainer.backend}: {run.failure or 'done'} in {run.wall_seconds:.1f} s")
         runs.append(run)
-        record = _record(recipe, rows, warm_up, runs)
-        write_json(out / "train.json", record.model_dump(mode="json"))  # after each: what is measured stays
+        _write(out, recipe, work, warm_up, runs)  # after each: what is measured stays
+    return _write(out, recipe, work, warm_up, runs)
+
+
+def _write(out: Path, recipe: Recipe, work: Work, warm_up: int, runs: Sequence[BackendRun]) -> TrainRun:
+    digest = order(recipe, work.rows).digest()
+    record = _record(recipe, digest, warm_up, runs)
+    write_json(out / "train.json", record.model_dump(mode="json"))
     return record
+
+
+def _finished(base: BackendRun, folder: Path, recipe: Recipe, warm_up: int) -> BackendRun:
+    try:
+        return read_run(base, folder, recipe, None, warm_up)
+    except UserError as error:
+        return base.model_copy(update={"failure": " ".join(str(error).split())})
 
 
 def _record(recipe: Recipe, rows: str, warm_up: int, runs: Sequence[BackendRun]) -> TrainRun:
@@ -172,11 +224,14 @@ def _record(recipe: Recipe, rows: str, warm_up: int, runs: Sequence[BackendRun])
     )
 
 
-def run_one(trainer: Trainer, recipe: Recipe, out: Path, *, warm_up: int, timeout: float | None) -> BackendRun:
+def run_one(
+    trainer: Trainer, recipe: Recipe, work: Work, out: Path, *, warm_up: int, timeout: float | None
+) -> BackendRun:
     """Run one trainer on `<out>/recipe.yaml` and read what it left; a failure is in the record, not raised."""
     folder, log = out / trainer.backend, out / f"{trainer.backend}.log"
-    started = time.monotonic()
-    command = [*trainer.command, "--recipe", str(out / RECIPE), "--out", str(folder)]
+    started, at = time.monotonic(), time.time()
+    options = [str(folder)] if trainer.backend == "trl" else ["--recipe", str(out / RECIPE), "--out", str(folder)]
+    command = [*trainer.command, *options]
     code, first = _watch(command, trainer.environment, log, folder / METRICS_FILE, timeout)
     wall = time.monotonic() - started
     base = BackendRun(backend=trainer.backend, wall_seconds=wall, log=log.name)
@@ -185,6 +240,8 @@ def run_one(trainer: Trainer, recipe: Recipe, out: Path, *, warm_up: int, timeou
     if code:
         return base.model_copy(update={"failure": f"exit code {code}: {_last_words(log)}"})
     try:
+        if trainer.backend == "trl":
+            return read_work(base, folder, recipe, work, at, warm_up)
         return read_run(base, folder, recipe, first, warm_up)
     except UserError as error:
         return base.model_copy(update={"failure": " ".join(str(error).split())})
@@ -219,7 +276,8 @@ def read_run(base: BackendRun, folder: Path, recipe: Recipe, first: float | None
     metrics = folder / METRICS_FILE
     if not metrics.exists():
         raise UserError("has no step times", where=str(metrics), fix="Repeat the run")
-    rates = steady(step_times(metrics.read_text(encoding="utf-8").splitlines(), str(metrics)), warm_up)
+    times = step_times(metrics.read_text(encoding="utf-8").splitlines(), str(metrics))
+    rates = steady(times, warm_up)
     stages = report.seconds.model_dump()
     to_first = None if first is None else first - stages["prepare"] - stages["before"]
     return base.model_copy(
@@ -233,7 +291,7 @@ def read_run(base: BackendRun, folder: Path, recipe: Recipe, first: float | None
             "loss": report.loss,
             "stages": stages,
             "peak_rss_bytes": report.peak_rss_bytes,
-            "findings": run_findings(rates, recipe.steps, report.loss, warm_up),
+            "findings": run_findings(rates, times, recipe.steps, report.loss, warm_up),
         }
     )
 

@@ -67,7 +67,8 @@ class BackendRun(Record):
         steady: None if there are too few steps.
         loss: of every step.
         stages: seconds of the whole run by stage, as reported.
-        peak_rss_bytes: of the process on the host.
+        peak_rss_bytes: of the process on the host; None where it is not told.
+        peak_device_bytes: of the device's allocations; None where it is not told.
         findings: one that is not ok keeps the run out of tables.
         log: what it printed, beside this file.
     """
@@ -84,6 +85,7 @@ class BackendRun(Record):
     stages: dict[str, float] = Field(default={})
     wall_seconds: float = 0.0
     peak_rss_bytes: int | None = None
+    peak_device_bytes: int | None = None
     findings: tuple[Finding, ...] = ()
     log: str = ""
 
