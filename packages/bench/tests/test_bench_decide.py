@@ -91,6 +91,12 @@ def test_a_decision_is_sorted_and_adds_up() -> None:
     assert answer.train[0].month.value == pytest.approx(4 * answer.train[0].run.value)
     assert {pair.other for pair in answer.break_even} == {found.machine for found in answer.serve[1:]}
     assert any(best.machine in line for line in answer.advice)
+    tpu, gpu = answer.platforms
+    assert (tpu.name, gpu.name) == ("TPU", "GPU")
+    assert gpu.train == gpu.serve == "2xH100"
+    assert min(tpu.month.value, gpu.month.value) == pytest.approx(
+        best.month.value + answer.train[0].month.value, rel=0.05
+    )
 
 
 def test_training_counts_start_and_compiling() -> None:

@@ -13,6 +13,7 @@ from portlab_bench.costs import PLANS
 from portlab_bench.decide import Question
 from portlab_bench.decide_text import to_text
 from portlab_bench.machines import Machine
+from portlab_bench.measured import measured_tables, read_runs
 from portlab_bench.page import html
 from portlab_bench.serve_model import Workload
 from portlab_bench.tables import markdown, to_csv
@@ -40,6 +41,8 @@ class TableCommand:
     """Tokens of an answer."""
     ttft_p99: str = "500ms"
     """What 99 of 100 first tokens must take at most, such as 500ms or 1.5s."""
+    runs: tuple[Path, ...] = ()
+    """Your own serve.json and train.json, to stand before the others."""
     md: Path | None = None
     """Write Markdown here instead of printing it; where the file has the marks for it, between them."""
     csv: Path | None = None
@@ -80,7 +83,7 @@ def run_table(command: TableCommand) -> int:
     """Build the tables and print or write them; 0."""
     machines = _machines(command.slices)
     work, objective = _work(command.prompt, command.output), parse_seconds(command.ttft_p99, "--ttft-p99")
-    tables = report.build(machines, work, objective)
+    tables = [*measured_tables(read_runs(command.runs)), *report.build(machines, work, objective)]
     text = markdown(report.TITLE, report.INTRO, tables)
     if command.md:
         write_text(command.md, _into(command.md, text))

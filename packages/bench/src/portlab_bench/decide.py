@@ -124,6 +124,25 @@ class BreakEven(Record):
     chip_price_now: float
 
 
+class Platform(Record):
+    """The best of TPUs, or of GPUs, for both.
+
+    Attributes:
+        name: "TPU" or "GPU".
+        train, serve: machines.
+        run: USD, a fine-tuning run.
+        million: USD for a million output tokens at this volume.
+        month: USD together.
+    """
+
+    name: str
+    train: str
+    serve: str
+    run: Figure
+    million: Figure
+    month: Figure
+
+
 class Sensitivity(Record):
     """The cheapest machine to serve on if one thing is otherwise.
 
@@ -145,6 +164,7 @@ class Answer(Record):
         question: as asked.
         train, serve: what can be rented.
         left_out: machines that cannot, with the reason.
+        platforms: TPU and GPU, each with its best machines; only those that can do both.
         break_even: the best machine for serving against each other one.
         sensitivity: to ways of paying, utilisation and volume.
         advice: sentences.
@@ -154,6 +174,7 @@ class Answer(Record):
     train: tuple[TrainOption, ...]
     serve: tuple[ServeOption, ...]
     left_out: tuple[str, ...]
+    platforms: tuple[Platform, ...]
     break_even: tuple[BreakEven, ...]
     sensitivity: tuple[Sensitivity, ...]
     advice: tuple[str, ...]
@@ -172,6 +193,7 @@ def decide(question: Question, machines: Sequence[Machine]) -> Answer:
         train=tuple(train),
         serve=tuple(serve),
         left_out=tuple(left_out),
+        platforms=tuple(_platforms(train, serve, machines)),
         break_even=tuple(break_even(serve[0], other, question, _chips(other, machines)) for other in serve[1:]),
         sensitivity=tuple(_sensitivity(question, rows)),
         advice=tuple(_advice(question, train, serve, machines)),
@@ -285,6 +307,25 @@ def break_even(best: ServeOption, other: ServeOption, question: Question, chips:
 
 def _chips(option: ServeOption, machines: Sequence[Machine]) -> int:
     return next(machine.chips for machine in machines if machine.name == option.machine)
+
+
+def _platforms(
+    train: Sequence[TrainOption], serve: Sequence[ServeOption], machines: Sequence[Machine]
+) -> Iterator[Platform]:
+    tpus = {machine.name for machine in machines if machine.part}
+    for name, is_tpu in (("TPU", True), ("GPU", False)):
+        trains = next((option for option in train if (option.machine in tpus) == is_tpu), None)
+        serves = next((option for option in serve if (option.machine in tpus) == is_tpu), None)
+        if trains and serves:
+            together = serves.month.model_copy(update={"value": trains.month.value + serves.month.value})
+            yield Platform(
+                name=name,
+                train=trains.machine,
+                serve=serves.machine,
+                run=trains.run,
+                million=serves.million,
+                month=together,
+            )
 
 
 def _sensitivity(question: Question, rows: Sequence[ServeRow]) -> Iterator[Sensitivity]:

@@ -15,11 +15,20 @@ def to_text(answer: Answer) -> str:
         f"{q['utilisation']:g} of what a machine bears; paid {q['plan']}, provider {q['provider']}."
     )
     advice = "\n".join(f"- {line}" for line in answer.advice)
-    tables = [_train(answer), _serve(answer), _even(answer.break_even), _sensitivity(answer)]
+    tables = [_platforms(answer), _train(answer), _serve(answer), _even(answer.break_even), _sensitivity(answer)]
     if answer.left_out:
         rows = tuple((text(line),) for line in answer.left_out)
         tables.append(Table("left-out", "Left out", ("machine and reason",), rows))
     return markdown("What to rent", (asked, advice), tables)
+
+
+def _platforms(answer: Answer) -> Table:
+    rows = tuple(
+        (text(p.name), text(p.train), cell(p.run), text(p.serve), cell(p.million), cell(p.month, ",.0f"))
+        for p in answer.platforms
+    )
+    columns = ("platform", "trains on", "USD a run", "serves on", "USD a Mtoken", "USD a month")
+    return Table("platforms", "TPU against GPU", columns, rows, ("The best machines of each.",))
 
 
 def _train(answer: Answer) -> Table:

@@ -83,22 +83,26 @@ def hardware_table(machines: Sequence[Machine]) -> Table:
                 cell(sheet(m, m.bf16_flops / 1e15, "PFLOP/s")),
                 cell(sheet(m, m.hbm_bytes / GIB, "GiB"), ",.0f"),
                 cell(sheet(m, m.hbm_bandwidth / 1e12, "TB/s")),
+                cell(sheet(m, m.link_bandwidth / 1e9, "GB/s") if m.link_bandwidth else None, ",.0f"),
                 cell(hour),
                 cell(hour and hour.model_copy(update={"value": hour.value / m.bf16_flops * 1e15, "unit": "USD/PFLOP"})),
             )
         )
+    notes = (
+        "The suffix of v5p and TPU7x counts cores: two a chip. HBM is what programs can have of all chips.",
+        "Links: both directions, those that the slice uses. Where sources differ: the last table.",
+    )
     columns = (
         "machine",
         "chips",
         "bf16, PFLOP/s",
         "HBM, GiB",
         "HBM, TB/s",
+        "links of a chip, GB/s",
         "USD/h, Google on demand",
         "USD/h a PFLOP/s",
     )
-    return Table(
-        "hardware", "Hardware", columns, tuple(rows), ("The suffix of v5p and TPU7x counts cores: two a chip.",)
-    )
+    return Table("hardware", "Hardware", columns, tuple(rows), notes)
 
 
 def training_table(rows: Sequence[TrainRow]) -> Table:
