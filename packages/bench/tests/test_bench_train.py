@@ -19,7 +19,7 @@ from portlab_bench.commands_train import TrainCommand, parse_backends, parse_ove
 from portlab_bench.train_figures import compare, run_findings, steady, step_times, table
 from portlab_bench.train_run import find_trainer, load_train_run
 from portlab_bench.train_schema import BackendRun
-from portlab_bench.train_trl import Work, read_work, require_able, write_work
+from portlab_bench.train_trl import Work, counts, read_work, require_able, write_work
 from portlab_spec.data.tokens import Row
 from portlab_spec.errors import UserError
 from portlab_spec.recipe import Lora, Optimizer, Recipe
@@ -68,7 +68,7 @@ TRAINER = """
         "when": "2026-11-29T00:00:00+00:00", "before": evaluation, "after": evaluation, "loss": losses,
         "seconds": {"prepare": 0.0, "before": 0.0, "train": total, "after": 0.0, "export": 0.0},
         "peak_rss_bytes": 2**30, "paths": {},
-        "tokens": {"supervised": 90, "run": 300, "train_rows": plan.get("rows", 100), "run_held": 4, "run_computed": 5},
+        "tokens": json.loads(os.environ["COUNTS"]) | plan.get("rows", {}) | {"run_held": 4, "run_computed": 5},
     }
     (out / "report.json").write_text(plan.get("report", json.dumps(report)))
 """
@@ -86,7 +86,13 @@ def trainers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         script.write_text(f"#!{sys.executable}\n{textwrap.dedent(TRAINER)}")
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
         options.append(f"{name}={folder / 'python'}")
-    monkeypatch.setattr(commands_train.train_run, "load_work", lambda recipe: make_work(tmp_path, recipe))
+
+    def load(recipe: Recipe) -> Work:
+        work = make_work(tmp_path, recipe)
+        monkeypatch.setenv("COUNTS", json.dumps(counts(work)))
+        return work
+
+    monkeypatch.setattr(commands_train.train_run, "load_work", load)
     return options
 
 
@@ -196,7 +202,7 @@ def test_what_a_trainer_leaves_is_checked(
 
 
 MARKED = {
-    "rows": ({"rows": 101}, "rows"),
+    "rows": ({"rows": {"run": 7}}, "rows"),
     "first loss": ({"losses": [4.1, 2, 1.5, 1, 0.8, 0.6, 0.55, 0.5]}, "first loss"),
     "curve": ({"losses": [4, 3, 3, 3, 3, 3, 3, 3]}, "losses"),
 }
@@ -211,6 +217,8 @@ def test_trainers_that_did_not_do_the_same_are_marked(
     assert run_train(command(tmp_path, trainers[:2], backends="jax,xla")) == 1
     record = load_train_run(tmp_path / "out/train.json")
     assert [finding.guard for finding in record.findings if not finding.ok] == [guard]
+    of_the_run = [finding.guard for finding in record.runs[1].findings if not finding.ok]
+    assert of_the_run == (["rows of the recipe"] if name == "rows" else [])
 
 
 def test_more_than_the_peak_and_too_few_steps_are_refused(

@@ -135,6 +135,13 @@ def run_findings(
     return tuple(findings)
 
 
+def same_rows(found: Mapping[str, int], expected: Mapping[str, int]) -> Finding:
+    """Whether a trainer counted the tokens that the recipe gives, in its rows, its run and its targets."""
+    ok = dict(found) == dict(expected)
+    what = "as the recipe gives them" if ok else f"{dict(found)}, of the recipe {dict(expected)}"
+    return Finding(guard="rows of the recipe", ok=ok, what=what)
+
+
 def _spread_of(times: Sequence[StepTime]) -> Finding:
     """Whether the machine was left alone: like work takes like time, by the tokens computed where steps differ."""
     alike = distribution(time.seconds / (time.computed or time.tokens) for time in times)

@@ -21,9 +21,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from portlab_bench.train_figures import compare, run_findings, steady, step_times
+from portlab_bench.train_figures import compare, run_findings, same_rows, steady, step_times
 from portlab_bench.train_schema import BackendName, BackendRun, TrainRun
-from portlab_bench.train_trl import RUNNER, Work, read_work, require_able, write_work
+from portlab_bench.train_trl import RUNNER, Work, counts, read_work, require_able, write_work
 from portlab_spec.assets import resolve_model
 from portlab_spec.data.tokens import Row
 from portlab_spec.errors import UserError
@@ -184,7 +184,7 @@ def run_all(
     write_text(out / RECIPE, yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
     runs: list[BackendRun] = []
     for name, folder in (finished or {}).items():
-        runs.append(_finished(BackendRun(backend=name), folder, recipe, warm_up))
+        runs.append(_finished(BackendRun(backend=name), folder, recipe, work, warm_up))
     for trainer in trainers:
         say(f"{trainer.backend} ...")
         if trainer.backend == "trl":
@@ -203,9 +203,9 @@ def _write(out: Path, recipe: Recipe, work: Work, warm_up: int, runs: Sequence[B
     return record
 
 
-def _finished(base: BackendRun, folder: Path, recipe: Recipe, warm_up: int) -> BackendRun:
+def _finished(base: BackendRun, folder: Path, recipe: Recipe, work: Work, warm_up: int) -> BackendRun:
     try:
-        return read_run(base, folder, recipe, None, warm_up)
+        return read_run(base, folder, recipe, work, None, warm_up)
     except UserError as error:
         return base.model_copy(update={"failure": " ".join(str(error).split())})
 
@@ -242,18 +242,21 @@ def run_one(
     try:
         if trainer.backend == "trl":
             return read_work(base, folder, recipe, work, at, warm_up)
-        return read_run(base, folder, recipe, first, warm_up)
+        return read_run(base, folder, recipe, work, first, warm_up)
     except UserError as error:
         return base.model_copy(update={"failure": " ".join(str(error).split())})
 
 
-def read_run(base: BackendRun, folder: Path, recipe: Recipe, first: float | None, warm_up: int) -> BackendRun:
+def read_run(
+    base: BackendRun, folder: Path, recipe: Recipe, work: Work, first: float | None, warm_up: int
+) -> BackendRun:
     """Fill a record from a run folder.
 
     Args:
         base: what is known of the run.
         folder: with report.json and metrics.jsonl.
         recipe: that it should have trained.
+        work: its rows.
         first: seconds from the process's start to its first line of metrics.
         warm_up: steps that count in no rate.
 
@@ -279,19 +282,24 @@ def read_run(base: BackendRun, folder: Path, recipe: Recipe, first: float | None
     times = step_times(metrics.read_text(encoding="utf-8").splitlines(), str(metrics))
     rates = steady(times, warm_up)
     stages = report.seconds.model_dump()
+    expected = counts(work)
+    found = {name: report.tokens.get(name, 0) for name in expected}
     to_first = None if first is None else first - stages["prepare"] - stages["before"]
     return base.model_copy(
         update={
             "device": report.device,
             "versions": report.versions,
             "recipe_digest": digest,
-            "counts": {name: report.tokens[name] for name in ("train_rows", "run", "supervised")},
+            "counts": found,
             "first_step_seconds": to_first if to_first is not None and to_first > 0 else None,
             "steady": rates,
             "loss": report.loss,
             "stages": stages,
             "peak_rss_bytes": report.peak_rss_bytes,
-            "findings": run_findings(rates, times, recipe.steps, report.loss, warm_up),
+            "findings": (
+                *run_findings(rates, times, recipe.steps, report.loss, warm_up),
+                same_rows(found, expected),
+            ),
         }
     )
 
