@@ -1,6 +1,7 @@
 """Figures of others: what is refused, why, and that nothing else is."""
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +168,24 @@ def test_files_that_are_no_list_of_records(tmp_path: Path) -> None:
 def test_a_rate_is_refused_exactly_above_its_bound(rate: float, batch: int, name: str) -> None:
     limit = roofline.decode_limit(CONFIG, parse_machine(name), "bf16", batch)
     assert roofline.check_rate("x", rate, limit).ok == (rate <= limit * roofline.SLACK)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=4,
+)
+
+
+@given(st.sampled_from([*valid(), "rate", "batch", "burst", "precision", "plan", "against", "other"]), json_values)
+def test_any_value_of_a_key_is_read_or_refused_with_one_clear_error(key: str, value: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "published.json"
+        path.write_text(json.dumps([valid() | {key: value}]))
+        try:
+            (record,) = load_published(path)
+        except UserError:
+            return
+    assert record.value > 0
+    assert record.source
+    assert record.unit == "tokens/s"

@@ -103,8 +103,9 @@ def kv_bytes(config: GemmaConfig, tokens: float, ways: int = 1, *, windowed: boo
         config: the model; layers that share those of others have none.
         tokens: of the sequence.
         ways: of tensor parallelism; heads that are fewer are held several times.
-        windowed: sliding layers hold their window at most; otherwise every layer holds every token, as the published
-            capacity of the TPU engine shows (docs/bench-tables.md).
+        windowed: sliding layers hold their window at most, as vLLM does on GPUs
+            (docs.vllm.ai/en/latest/design/hybrid_kv_cache_manager); otherwise every layer holds every token, as the
+            published capacity of the TPU engine shows (docs/bench-tables.md).
         size: bytes of a number.
     """
     return sum(_kv_layer(kind, tokens, ways, windowed) * size for kind in config.layers)
