@@ -323,13 +323,15 @@ def test_requests_survive_the_way_through_a_tools_file(
 def test_the_command_writes_runs_and_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     files = (DATA / GUIDE, DATA / AIPERF)
-    assert run_import(ImportCommand(files=files, out=out, hardware="v6e-1")) == 0
+    assert run_import(ImportCommand(files=files, out=out, hardware="v6e-1")) == 1  # one of four failed
     run = ServeRun.model_validate_json((out / "guidellm-0.8.1/serve.json").read_text())
     assert run.hardware == "v6e-1"
     assert run.cells[0].records == ""
     printed = capsys.readouterr().out
     assert "| poisson qps 2 | 4 | 200.00 | 65.00 | not comparable | 300.00 |" in printed
     assert "definitions: gaps between events (itl) are not kept" in printed
+    assert "poisson qps 2: **REFUSED** failures: 1 of 4 failed" in printed
+    assert [finding.guard for finding in run.cells[0].findings if not finding.ok] == ["failures"]
     with pytest.raises(UserError, match="is there already"):
         run_import(ImportCommand(files=files, out=out))
 
@@ -348,7 +350,7 @@ def test_what_no_file_says_must_be_given(tmp_path: Path) -> None:
             run_import(ImportCommand(files=(DATA / file,), out=out, **options))
     assert not out.exists()
     given_all = ImportCommand(files=(DATA / REQUESTS,), out=out, model="google/gemma-3-1b-it", date="2026-11-20")
-    assert run_import(given_all) == 0
+    assert run_import(given_all) == 1
     folder = out / "inference-perf-0.7.0-requests"
     run = ServeRun.model_validate_json((folder / "serve.json").read_text())
     assert (run.model, run.when, run.cells[0].records) == ("google/gemma-3-1b-it", "2026-11-20", "requests.jsonl")
@@ -357,3 +359,23 @@ def test_what_no_file_says_must_be_given(tmp_path: Path) -> None:
     assert metrics.figures(records) == run.cells[0].figures
     with pytest.raises(UserError, match="no file is named"):
         run_import(ImportCommand(files=(), out=out))
+
+
+def test_what_no_hardware_can_do_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def impossible(said: Any) -> None:
+        said["output_token_throughput"]["avg"] = 4e6
+
+    fast = changed(tmp_path, AIPERF, impossible)
+    options: dict[str, Any] = {"hardware": "v6e-1", "architecture": "gemma-3-1b"}
+    assert run_import(ImportCommand(files=(DATA / AIPERF,), out=tmp_path / "true", **options)) == 0
+    assert run_import(ImportCommand(files=(fast,), out=tmp_path / "fast", **options)) == 1
+    assert "**REFUSED** roofline" in capsys.readouterr().out
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"architecture": "gemma-9"}, "no published model"),
+        ({"architecture": "gemma-3-1b"}, "bounds nothing"),
+        ({"hardware": "v9z-1"}, "v9z-1"),
+    ]
+    for changes, says in wrong:
+        with pytest.raises(UserError, match=says):
+            run_import(ImportCommand(files=(fast,), out=tmp_path / "none", **changes))
+    assert not (tmp_path / "none").exists()

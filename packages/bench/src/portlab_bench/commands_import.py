@@ -9,10 +9,14 @@ from typing import Annotated
 import orjson
 import tyro
 
+from portlab_bench.guards import Expected, check
 from portlab_bench.importers import Imported, import_file
-from portlab_bench.schema import Cell, Distribution, RequestRecord
+from portlab_bench.machines import Precision, parse_machine
+from portlab_bench.roofline import decode_limit, prefill_limit
+from portlab_bench.schema import Cell, Distribution, Finding, RequestRecord
 from portlab_spec.errors import EXIT_FAILED_CHECK, UserError
 from portlab_spec.files import new_file, write_json
+from portlab_spec.models.published import published_config, published_models
 
 RUN_FILE = "serve.json"
 RECORDS_FILE = "requests.jsonl"
@@ -32,6 +36,10 @@ class ImportCommand:
     """Folder for what is imported."""
     hardware: str = ""
     """Slice or GPUs that served, such as v6e-8 or 2xH100: no tool's file says so reliably."""
+    architecture: str = ""
+    """Published model whose size bounds what the hardware can do, such as gemma-4-31b; figures above are refused."""
+    precision: Precision = "bf16"
+    """Type in which it was served."""
     model: str = ""
     """Model that was served, where the file does not say."""
     date: str = ""
@@ -46,12 +54,13 @@ def run_import(command: ImportCommand) -> int:
     """
     if not command.files:
         raise UserError("no file is named", where="import", fix="Give the result files")
+    peaks = _peaks(command)
     folders: dict[Path, Imported] = {}
     for file in command.files:
         folder = command.out / file.stem
         if folder in folders or (folder / RUN_FILE).exists():
             raise UserError("is there already", where=str(folder), fix="Choose another --out")
-        folders[folder] = completed(import_file(file), command, file)
+        folders[folder] = judged(completed(import_file(file), command, file), peaks)
     for folder, imported in folders.items():
         write(imported, folder)
     runs = list(folders.values())
@@ -85,6 +94,46 @@ def completed(imported: Imported, command: ImportCommand, file: Path) -> Importe
     update = {field: said or given for field, (said, given) in found.items()}
     update["hardware"] = command.hardware or run.hardware
     return Imported(run.model_copy(update={**update, "cells": cells}), imported.records)
+
+
+def judged(imported: Imported, peaks: tuple[float, float] | None) -> Imported:
+    """Add what the guards say of each cell, as far as an imported one can be looked at.
+
+    Args:
+        imported: a run.
+        peaks: prompt and output tokens per second that its hardware cannot pass; None if it is not known.
+    """
+    cells = tuple(
+        cell.model_copy(update={"findings": (*cell.findings, *_looked_at(cell, peaks))}) for cell in imported.run.cells
+    )
+    return Imported(imported.run.model_copy(update={"cells": cells}), imported.records)
+
+
+def _looked_at(cell: Cell, peaks: tuple[float, float] | None) -> Iterable[Finding]:
+    # How alike the prompts were, and whether answers were to end at a length, no file says: what would be judged by
+    # that is told instead.
+    for finding in check(cell.figures, Expected(shared=1.0, fixed=True, rate=cell.rate, peaks=peaks)):
+        if finding.guard not in ("prefix cache", "finish reasons"):
+            yield finding
+    if cell.figures is not None:
+        hits = cell.figures.prefix_hits
+        what = "not in the file: prompts of a repeated seed may have been in it" if hits is None else f"held {hits:.0%}"
+        yield Finding(guard="prefix cache", ok=True, what=what)
+
+
+def _peaks(command: ImportCommand) -> tuple[float, float] | None:
+    machine = parse_machine(command.hardware) if command.hardware else None
+    if not command.architecture:
+        return None
+    config = published_config(command.architecture)
+    if config is None:
+        known = ", ".join(published_models())
+        raise UserError("no published model", where=f"--architecture {command.architecture}", fix=f"Use one of {known}")
+    if machine is None:
+        raise UserError(
+            "bounds nothing without --hardware", where="--architecture", fix="Give --hardware too, such as v6e-8"
+        )
+    return prefill_limit(config, machine, command.precision), decode_limit(config, machine, command.precision)
 
 
 def write(imported: Imported, folder: Path) -> None:
