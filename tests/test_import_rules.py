@@ -36,6 +36,7 @@ def test_the_packages_are_found():
         "portlab_merge",
         "portlab_serve",
         "portlab_torchax",
+        "portlab_bench",
         "portlab_xla",
     } <= set(PACKAGES)
 
@@ -47,7 +48,7 @@ def test_packages_meet_only_in_what_they_share(package):
     assert not imported(PACKAGES[package] / "src") & others
 
 
-@pytest.mark.parametrize("package", ["portlab_spec", "portlab_merge", "portlab_serve", "fitnesscoach"])
+@pytest.mark.parametrize("package", ["portlab_spec", "portlab_merge", "portlab_serve", "portlab_bench", "fitnesscoach"])
 def test_no_framework_in_the_light_packages(package):
     assert not imported(PACKAGES[package] / "src", OPTIONAL.get(package, ())) & set(HEAVY)
 

@@ -46,8 +46,9 @@ PROGRAMS = {
     "train-xla": "portlab_xla",
     "plan-tpu": "portlab_jax.planner",
     "merge-ckpt": "portlab_merge",
+    "portlab-bench": "portlab_bench",
 }
-WITH_COMMANDS = ("fitnesscoach", "merge-ckpt")
+WITH_COMMANDS = ("fitnesscoach", "merge-ckpt", "portlab-bench")
 
 
 @pytest.mark.parametrize("document", DOCS, ids=lambda p: str(p.relative_to(ROOT)))

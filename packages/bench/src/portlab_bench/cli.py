@@ -1,16 +1,41 @@
-"""`portlab-bench serve | mock | ...`; each command's module holds its options and its `run`."""
+"""`portlab-bench serve | mock | train | import | plan | table | decide | ...`; each command's module has its options."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
 import tyro
 
+from portlab_bench.commands_import import ImportCommand, run_import
+from portlab_bench.commands_plan import PlanCommand, run_plan, split_arguments
+from portlab_bench.commands_prices import CollectCommand, ImportPricesCommand, run_collect, run_import_prices
 from portlab_bench.commands_serve import MockCommand, ServeCommand, run_mock, run_serve
+from portlab_bench.commands_table import DecideCommand, TableCommand, run_decide, run_table
+from portlab_bench.commands_train import TrainCommand, run_train
 from portlab_spec import cli
 
 PROG = "portlab-bench"
-Command = Annotated[ServeCommand, tyro.conf.subcommand("serve")] | Annotated[MockCommand, tyro.conf.subcommand("mock")]
-RUN: dict[type, Callable[[Any], int]] = {ServeCommand: run_serve, MockCommand: run_mock}
+Command = (
+    Annotated[ServeCommand, tyro.conf.subcommand("serve")]
+    | Annotated[TrainCommand, tyro.conf.subcommand("train")]
+    | Annotated[ImportCommand, tyro.conf.subcommand("import")]
+    | Annotated[PlanCommand, tyro.conf.subcommand("plan")]
+    | Annotated[TableCommand, tyro.conf.subcommand("table")]
+    | Annotated[DecideCommand, tyro.conf.subcommand("decide")]
+    | Annotated[ImportPricesCommand, tyro.conf.subcommand("import-prices")]
+    | Annotated[CollectCommand, tyro.conf.subcommand("collect")]
+    | Annotated[MockCommand, tyro.conf.subcommand("mock")]
+)
+RUN: dict[type, Callable[[Any], int]] = {
+    ServeCommand: run_serve,
+    TrainCommand: run_train,
+    ImportCommand: run_import,
+    PlanCommand: run_plan,
+    TableCommand: run_table,
+    DecideCommand: run_decide,
+    ImportPricesCommand: run_import_prices,
+    CollectCommand: run_collect,
+    MockCommand: run_mock,
+}
 
 
 def entry() -> NoReturn:
@@ -20,6 +45,8 @@ def entry() -> NoReturn:
 
 def main(args: list[str]) -> int:
     """Run one command; its exit code."""
+    if args[:1] == ["plan"]:  # its options are another program's
+        return run_plan(split_arguments(args[1:]))
     command: Any = tyro.cli(
         Command,
         prog=PROG,
