@@ -110,10 +110,14 @@ def judged(imported: Imported, peaks: tuple[float, float] | None) -> Imported:
 
 
 def _looked_at(cell: Cell, peaks: tuple[float, float] | None) -> Iterable[Finding]:
-    # How alike the prompts were, and whether answers were to end at a length, no file says: what would be judged by
-    # that is told instead.
+    # How alike the prompts were, and whether answers were to end at a length, no file says, and few who counted their
+    # tokens: what would be judged by that is told instead.
+    skipped = {"prefix cache", "finish reasons"}
+    if cell.figures is not None and "tool" in cell.figures.tokens_from:
+        skipped.add("token count")
+        yield Finding(guard="token count", ok=True, what="by the server's usage, or by the tool's own tokenizer")
     for finding in check(cell.figures, Expected(shared=1.0, fixed=True, rate=cell.rate, peaks=peaks)):
-        if finding.guard not in ("prefix cache", "finish reasons"):
+        if finding.guard not in skipped:
             yield finding
     if cell.figures is not None:
         hits = cell.figures.prefix_hits
