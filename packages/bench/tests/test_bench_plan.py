@@ -52,6 +52,13 @@ def test_the_record_holds_question_and_answer(tmp_path: Path, planner: Path, cap
     assert capfd.readouterr().out == "a table\n"
 
 
+def test_help_is_both(planner: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main_plan(["--help"]) == 0
+    printed = capfd.readouterr().out
+    assert printed.startswith("usage: portlab-bench plan [--out FILE]")
+    assert printed.endswith("a table\n")
+
+
 def test_its_exit_code_is_ours_and_no_bad_record_is_kept(
     tmp_path: Path, planner: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,6 +16,10 @@ from portlab_spec.errors import UserError
 from portlab_spec.files import parse_json, write_json
 
 PROGRAM = "plan-tpu"
+HELP = """usage: portlab-bench plan [--out FILE] [OPTIONS of plan-tpu]
+
+--out FILE  Keep what plan-tpu says as a record for tables, instead of printing its tables. All else is plan-tpu's:
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +77,11 @@ def run_plan(command: PlanCommand) -> int:
     Raises:
         UserError: it is not installed, refuses its arguments, or does not print JSON.
     """
+    asks = bool({"--help", "-h"} & set(command.arguments))
+    if asks:
+        print(HELP, flush=True)
     program = find_planner()
-    if command.out is None or {"--help", "-h"} & set(command.arguments):
+    if command.out is None or asks:
         return subprocess.run([program, *command.arguments], check=False).returncode
     arguments = [*(arg for arg in command.arguments if arg != "--json"), "--json"]
     done = subprocess.run([program, *arguments], stdout=subprocess.PIPE, check=False)
