@@ -31,12 +31,13 @@ class Case(NamedTuple):
     supervised: int | None = None
 
 
+EIGHT = ("v5e-8", "v6e-8", "v5p-8", "tpu7x-8")
 LONG = {"share_prefix": False, "pack": False}
 CASES = {
-    "gemma4-31b": Case("gemma4-31b-lora", ("v5p-8", "v6e-8", "v6e-16"), LONG, 2048, 256),
+    "gemma4-31b": Case("gemma4-31b-lora", ("v5p-8", "v6e-8", "v6e-16", "v5e-8", "tpu7x-8"), LONG, 2048, 256),
     "gemma4-31b-fitness": Case("gemma4-31b-lora", ("v6e-8",), {}),
-    "gemma3-270m": Case("functiongemma-fitness", ("v5e-8",), {}),
-    "gemma3-1b": Case("gemma3-1b-dolly", ("v5e-8",), LONG, 1024, 256),
+    "gemma3-270m": Case("functiongemma-fitness", EIGHT, {}),
+    "gemma3-1b": Case("gemma3-1b-dolly", EIGHT, LONG, 1024, 256),
 }
 
 

@@ -1,7 +1,8 @@
 """guidellm, aiperf and inference-perf: the same four requests in each tool's own form give the same figures.
 
-The files in data/ have the shape that the code of the version in their name writes, around the same run: three answers
-(sent, events, tokens)
+The files in data/ have the shape that the code of the version in their name writes; inference-perf's were written by
+its own functions, and guidellm-0.8.1-mock.json is what guidellm measured on our mock server (50 ms, then 10 ms a token).
+The others hold the same run: three answers (sent, events, tokens)
 
     0.0   0.1 0.12 0.16           3
     0.5   0.7 0.8 0.9 1.0 1.1     5
@@ -67,6 +68,30 @@ def test_summaries_give_what_is_defined_alike(name: str) -> None:
     assert figures.normalised is None
     assert figures.client_load is None
     assert figures.output_tokens == 9
+
+
+def test_what_guidellm_measured_on_the_mock_server() -> None:
+    (cell,) = import_file(DATA / "guidellm-0.8.1-mock.json").run.cells
+    assert (cell.name, cell.concurrency) == ("poisson qps 8", None)
+    assert cell.figures is not None
+    assert cell.figures.outcomes == {"ok": 6}
+    assert mean(cell.figures, "tpot") == pytest.approx(0.010, rel=0.02)
+    assert mean(cell.figures, "ttft") == pytest.approx(0.050, abs=0.015)
+    assert cell.figures.output_tokens == 6 * 16
+    assert cell.figures.tokens_from == {"usage": 6}
+
+
+def test_what_the_tool_cut_off_is_in_no_figure(tmp_path: Path) -> None:
+    def cut(report: Any) -> None:
+        groups = report["benchmarks"][0]["requests"]
+        groups["incomplete"] = groups.pop("errored")
+        groups["errored"] = []
+        report["benchmarks"][0]["metrics"]["request_totals"] |= {"errored": 0, "incomplete": 1}
+
+    (cell,) = import_file(changed(tmp_path, GUIDE, cut)).run.cells
+    assert cell.figures is not None
+    assert cell.figures.outcomes == {"ok": 3}
+    assert [finding.guard for finding in cell.findings if not finding.ok] == ["cut off"]  # 1 of 4 is too many
 
 
 def test_what_guidellm_does_not_keep_is_not_made_up(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_totals_are_of_all_chips() -> None:
     ("text", "says"),
     [
         ("a100", "a100-40, a100-80"),
-        ("2xb200", "no GPU 'b200'"),
+        ("2xb300", "no GPU 'b300'"),
         ("2xv6e-8", "slice's name"),
         ("0xH100", "1 to 8"),
         ("16xH100", "1 to 8"),

@@ -20,6 +20,7 @@ GENERATIONS = ["v5e", "v5p", "v6e", "tpu7x"]
         ("TPU7x", "tpu7x"),
         ("NVIDIA H100 80GB HBM3", "h100"),
         ("NVIDIA H200", "h200"),
+        ("NVIDIA B200", "b200"),
         ("NVIDIA A100-SXM4-40GB", "a100-40"),
         ("NVIDIA A100-SXM4-80GB", "a100-80"),
         ("NVIDIA A100 80GB PCIe", "a100-80"),

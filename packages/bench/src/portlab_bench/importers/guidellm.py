@@ -30,12 +30,15 @@ from portlab_bench.importers.reading import (
     unique,
     validated,
 )
-from portlab_bench.schema import Cell, CellFigures, Distribution, Mode, Outcome, RequestRecord, ServeRun
+from portlab_bench.schema import Cell, CellFigures, Distribution, Finding, Mode, Outcome, RequestRecord, ServeRun
 from portlab_spec.errors import UserError
 
 TOOL = "guidellm"
 REPORT_VERSION = 2
 MS = 1e-3
+# Cut off by the tool itself at the end of its time. Of a server that falls behind these are the slow ones, so that what
+# is left of them looks better than it was.
+MOST_CUT_OFF = 0.1
 QUANTILES = {"p01": "p1", "p10": "p10", "p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
 Stamp = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=0)]
@@ -224,18 +227,22 @@ def _cell(benchmark: Benchmark, where: str, taken: Sequence[str]) -> Cell:
     whole = benchmark.config.sample_size is None and len(kept.successful) >= totals.successful > 0
     notes = ["gaps between events (itl) are not kept"]
     figures = _from_requests(benchmark, where) if whole else _from_summaries(benchmark, notes)
+    findings = [definitions(notes)]
     if totals.incomplete:
-        notes.append(f"{totals.incomplete} requests were cut off at the end of the measurement")
+        share = totals.incomplete / (totals.successful + totals.errored + totals.incomplete)
+        what = f"{totals.incomplete} requests ({share:.0%}) were under way when the tool ended; they are in no figure"
+        findings.append(Finding(guard="cut off", ok=share <= MOST_CUT_OFF, what=what))
     return Cell(
         name=unique(name, taken),
         mode=mode,
         rate=strategy.rate,
-        concurrency=strategy.streams or (1 if strategy.type_ == "synchronous" else strategy.max_concurrency),
+        # In an open loop max_concurrency is the client's own room, thousands by default.
+        concurrency=None if mode == "open" else strategy.streams or _at_once(strategy),
         arrivals=strategy.type_ if mode == "open" else "closed",
         seed=strategy.random_seed,
         processes=None,
         figures=figures,
-        findings=(definitions(notes),),
+        findings=tuple(findings),
     )
 
 
@@ -254,6 +261,10 @@ def _load(strategy: Strategy) -> tuple[Mode, str]:
             return "open", "trace"
         case _:
             return "open", f"{strategy.type_} qps {strategy.rate:g}" if strategy.rate else strategy.type_
+
+
+def _at_once(strategy: Strategy) -> int | None:
+    return 1 if strategy.type_ == "synchronous" else strategy.max_concurrency
 
 
 def _from_requests(benchmark: Benchmark, where: str) -> CellFigures | None:
@@ -313,8 +324,8 @@ def _records(benchmark: Benchmark, where: str) -> list[RequestRecord]:
                     tokens_from="chunks" if usage is None else "usage",
                     outcome=outcome,
                     error=one_line(request.info.error or ""),
-                    # As guidellm counts: what was under way during the measurement.
-                    warm_up=(times.request_end or last or times.request_start) < start,
+                    # Not counted: what had ended before the measurement, and what the tool itself cut off.
+                    warm_up=outcome == "cancelled" or (times.request_end or last or times.request_start) < start,
                 )
             )
     return records
@@ -331,7 +342,7 @@ def _from_summaries(benchmark: Benchmark, notes: list[str]) -> CellFigures | Non
     duration = window.measure_end_time - window.measure_start_time
     if not totals.successful or duration <= 0:
         return None
-    outcomes = {"ok": totals.successful, "server_error": totals.errored, "cancelled": totals.incomplete}
+    outcomes = {"ok": totals.successful, "server_error": totals.errored}
     return CellFigures(
         duration=duration,
         requests=sum(outcomes.values()),

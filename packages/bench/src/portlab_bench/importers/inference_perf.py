@@ -109,6 +109,7 @@ class Response(Loose):
 class Info(Loose):
     """Details of a request."""
 
+    input_tokens: Count | None = None
     response_metrics: Response | None = None
 
 
@@ -264,7 +265,6 @@ def _record(index: int, request: Request, begin: float, where: str) -> RequestRe
     sent, done = request.start_time - begin, request.end_time - begin
     if done < sent:
         raise UserError("ends before it starts", where=where, fix="Import the file as the tool wrote it")
-    computed = request.computed_metrics
     if request.error is not None:
         timeout = "timeout" in request.error.error_type.lower()
         http = request.error.error_type.startswith("HTTP Error")
@@ -281,7 +281,8 @@ def _record(index: int, request: Request, begin: float, where: str) -> RequestRe
         sent=sent,
         chunks=_events(request, begin, where),
         done=done,
-        prompt_tokens=computed.input_tokens if computed else None,
+        prompt_tokens=_prompt_tokens(request),
+        cached_tokens=_cached_tokens(request),
         output_tokens=tokens,
         tokens_from=source,
     )
@@ -307,9 +308,29 @@ def _events(request: Request, begin: float, where: str) -> tuple[float, ...]:
     return tuple(time for time, _ in itertools.groupby(times))
 
 
+def _usage(request: Request) -> dict[str, Any]:
+    response = request.info.response_metrics if request.info else None
+    return (response.server_usage or {}) if response else {}
+
+
+def _prompt_tokens(request: Request) -> int | None:
+    for key in ("prompt_tokens", "input_tokens"):
+        if isinstance(count := _usage(request).get(key), int) and count >= 0:
+            return count
+    if request.info and request.info.input_tokens is not None:
+        return request.info.input_tokens
+    return request.computed_metrics.input_tokens if request.computed_metrics else None
+
+
+def _cached_tokens(request: Request) -> int | None:
+    details = _usage(request).get("prompt_tokens_details")
+    count = details.get("cached_tokens") if isinstance(details, dict) else None
+    return count if isinstance(count, int) and count >= 0 else None
+
+
 def _tokens(request: Request) -> tuple[int, TokenSource]:
     response = request.info.response_metrics if request.info else None
-    usage = (response.server_usage or {}) if response else {}
+    usage = _usage(request)
     for key in ("completion_tokens", "output_tokens"):
         if isinstance(count := usage.get(key), int) and count >= 0:
             return count, "usage"

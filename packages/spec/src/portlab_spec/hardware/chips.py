@@ -174,6 +174,25 @@ _TABLE = (
         sources=("https://www.nvidia.com/en-us/data-center/h200/",),
     ),
     Chip(
+        name="b200",
+        label="NVIDIA B200 SXM",
+        kinds=r"NVIDIA B200",
+        bf16_flops=2250e12,  # at 1,000 W; 2.5e15 is GB200's, at 1,200 W
+        int8_ops=4500e12,
+        fp8_flops=4500e12,
+        hbm_bytes=180 * GIB,  # 192 GB on the chip, 180 GB in what is sold
+        usable_hbm_bytes=179 * GIB,  # memory.total of a rented one, in whole gigabytes
+        usable_hbm_from="driver",
+        hbm_bandwidth=8000e9,  # 7.7e12 by some tables
+        ici_bandwidth=1800e9,
+        ici_links=None,
+        chips_per_host=8,
+        sources=(
+            "https://glennklockwood.com/garden/processors/B200",
+            "https://docs.vultr.com/inference-cookbook/cuda/getting-started/hardware-overview",
+        ),
+    ),
+    Chip(
         name="a100-40",
         label="NVIDIA A100 40 GB",
         kinds=r"NVIDIA A100-(SXM4|PCIE)-40GB",
