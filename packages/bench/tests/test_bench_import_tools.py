@@ -1,7 +1,7 @@
 """guidellm, aiperf and inference-perf: the same four requests in each tool's own form give the same figures.
 
 The files in data/ have the shape that the code of the version in their name writes; inference-perf's were written by
-its own functions, and guidellm-0.8.1-mock.json is what guidellm measured on our mock server (50 ms, then 10 ms a token).
+its own functions, and guidellm-0.8.1-mock.json is what guidellm measured on our mock server (50 ms, then 10 ms each).
 The others hold the same run: three answers (sent, events, tokens)
 
     0.0   0.1 0.12 0.16           3
