@@ -1,4 +1,4 @@
-"""`portlab-bench serve | mock | train | import | plan | table | decide | ...`; each command's module has its options."""
+"""`portlab-bench serve`, `mock`, `train`, `import`, `plan`, `table`, `decide`; a command's module has its options."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, NoReturn

@@ -9,14 +9,13 @@ from typing import Annotated
 import orjson
 import tyro
 
+from portlab_bench import roofline
 from portlab_bench.guards import Expected, check
 from portlab_bench.importers import Imported, import_file
-from portlab_bench.machines import Precision, parse_machine
-from portlab_bench.roofline import decode_limit, prefill_limit
+from portlab_bench.machines import Precision
 from portlab_bench.schema import Cell, Distribution, Finding, RequestRecord
 from portlab_spec.errors import EXIT_FAILED_CHECK, UserError
 from portlab_spec.files import new_file, write_json
-from portlab_spec.models.published import published_config, published_models
 
 RUN_FILE = "serve.json"
 RECORDS_FILE = "requests.jsonl"
@@ -54,7 +53,7 @@ def run_import(command: ImportCommand) -> int:
     """
     if not command.files:
         raise UserError("no file is named", where="import", fix="Give the result files")
-    peaks = _peaks(command)
+    peaks = roofline.peaks(command.hardware, command.architecture, command.precision)
     folders: dict[Path, Imported] = {}
     for file in command.files:
         folder = command.out / file.stem
@@ -123,21 +122,6 @@ def _looked_at(cell: Cell, peaks: tuple[float, float] | None) -> Iterable[Findin
         hits = cell.figures.prefix_hits
         what = "not in the file: prompts of a repeated seed may have been in it" if hits is None else f"held {hits:.0%}"
         yield Finding(guard="prefix cache", ok=True, what=what)
-
-
-def _peaks(command: ImportCommand) -> tuple[float, float] | None:
-    machine = parse_machine(command.hardware) if command.hardware else None
-    if not command.architecture:
-        return None
-    config = published_config(command.architecture)
-    if config is None:
-        known = ", ".join(published_models())
-        raise UserError("no published model", where=f"--architecture {command.architecture}", fix=f"Use one of {known}")
-    if machine is None:
-        raise UserError(
-            "bounds nothing without --hardware", where="--architecture", fix="Give --hardware too, such as v6e-8"
-        )
-    return prefill_limit(config, machine, command.precision), decode_limit(config, machine, command.precision)
 
 
 def write(imported: Imported, folder: Path) -> None:

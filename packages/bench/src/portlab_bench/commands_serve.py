@@ -18,20 +18,18 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from portlab_bench import metrics
+from portlab_bench import metrics, roofline
 from portlab_bench.guards import Expected, check, check_anchors
 from portlab_bench.load.arrivals import Arrivals, read_trace, schedule
 from portlab_bench.load.client import Target
 from portlab_bench.load.drive import drive
 from portlab_bench.load.server import Counters, Server
 from portlab_bench.load.workloads import Name, Workload, shared_share, workload
-from portlab_bench.machines import Precision, parse_machine
+from portlab_bench.machines import Precision
 from portlab_bench.mock import Behaviour, MockServer
-from portlab_bench.roofline import decode_limit, prefill_limit
 from portlab_bench.schema import Cell, RequestRecord, ServeRun
 from portlab_spec.errors import CheckFailed, UserError
 from portlab_spec.files import write_json, write_text
-from portlab_spec.models.published import published_config, published_models
 from portlab_spec.report import versions
 
 Numbers = Annotated[str, tyro.conf.arg(metavar="N,N,...")]
@@ -179,7 +177,7 @@ def run_serve(command: ServeCommand) -> int:
     """Measure, write the run, print its table; 1 if a guard marks a cell."""
     cells = loads(command)
     objectives = parse_objectives(command.slo)
-    peaks = _peaks(command.hardware, command.architecture, command.precision)
+    peaks = roofline.peaks(command.hardware, command.architecture, command.precision)
     if command.out.exists():
         raise UserError("exists", where=str(command.out), fix="Choose another --out")
     if not (command.seconds > 0 and command.warm_up >= 0 and command.timeout > 0):
@@ -313,20 +311,6 @@ def _knee(cells: Sequence[Cell]) -> float | None:
         if cell.valid and cell.rate is not None and cell.figures and cell.figures.attainment is not None
     ]
     return metrics.knee(points)
-
-
-def _peaks(hardware: str, architecture: str, precision: Precision) -> tuple[float, float] | None:
-    """Most prompt and output tokens per second of a model on a machine; None if one of them is not known."""
-    machine = parse_machine(hardware) if hardware else None
-    if not architecture:
-        return None
-    config = published_config(architecture)
-    if config is None:
-        known = ", ".join(published_models())
-        raise UserError(f"--architecture {architecture}: no published model", fix=f"Use one of {known}")
-    if machine is None:
-        raise UserError("--architecture without --hardware bounds nothing", fix="Pass --hardware too, such as v6e-8")
-    return prefill_limit(config, machine, precision), decode_limit(config, machine, precision)
 
 
 def _headers(given: Sequence[str]) -> dict[str, str]:

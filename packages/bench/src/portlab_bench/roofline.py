@@ -8,9 +8,11 @@ published configurations by `portlab_spec.models`; of experts, the active ones.
 
 from dataclasses import dataclass
 
-from portlab_bench.machines import WEIGHT_BYTES, Machine, Precision
+from portlab_bench.machines import WEIGHT_BYTES, Machine, Precision, parse_machine
+from portlab_spec.errors import UserError
 from portlab_spec.models.config import GemmaConfig
 from portlab_spec.models.flops import ModelSize, model_size
+from portlab_spec.models.published import published_config, published_models
 
 # Clocks above nominal and rounded peaks: no figure within this factor of a bound is called impossible.
 SLACK = 1.02
@@ -88,3 +90,22 @@ def check_seconds(what: str, seconds: float, limit: float) -> Verdict:
             False, f"{what} of {seconds * 1e3:,.0f} ms is {limit / seconds:.1f}x below the bound, {limit * 1e3:,.0f} ms"
         )
     return Verdict(True, f"{what} is {seconds / limit:.1f}x the bound, {limit * 1e3:,.1f} ms")
+
+
+def peaks(hardware: str, architecture: str, precision: Precision) -> tuple[float, float] | None:
+    """Prompt and output tokens per second at most of a published model on a machine; None if no model is named.
+
+    Raises:
+        UserError: no such machine or model, or a model without a machine.
+    """
+    machine = parse_machine(hardware) if hardware else None
+    if not architecture:
+        return None
+    config = published_config(architecture)
+    if config is None:
+        known = ", ".join(published_models())
+        raise UserError("no published model", where=f"--architecture {architecture}", fix=f"Use one of {known}")
+    if machine is None:
+        what = "bounds nothing without --hardware"
+        raise UserError(what, where="--architecture", fix="Give --hardware too, such as v6e-8")
+    return prefill_limit(config, machine, precision), decode_limit(config, machine, precision)
