@@ -16,6 +16,7 @@ from portlab_jax.planner import display
 from portlab_jax.planner.cli import Arguments, price_of
 from portlab_jax.planner.plan import Planned, plan
 from portlab_jax.planner.runs import Wishes
+from portlab_spec.errors import CheckFailed
 from portlab_spec.hardware import parse_slice
 from portlab_spec.recipe import load_recipe
 from result_file import write_result
@@ -54,9 +55,11 @@ def main() -> None:
             continue
         for part in map(parse_slice, case.slices):
             recipe = load_recipe(case.recipe, case.overrides)
-            wishes = Wishes(recipe, case.length, case.supervised)
+            wishes = Wishes(recipe, length=case.length, supervised=case.supervised)
             started = time.perf_counter()
             planned = plan(wishes.job(part), part, price_of(Arguments(recipe), part))
+            if planned.result.error and not planned.shapes:
+                raise CheckFailed(planned.result.error, where=f"{name} on {part.name}", fix="The compiler said so")
             plans.append(planned)
             figures[f"{name} on {part.name}"] = figures_of(planned, time.perf_counter() - started)
             for raw, (_, program) in zip(planned.result.programs["shapes"], planned.shapes, strict=True):

@@ -9,7 +9,7 @@ from serving_folders import Model
 
 from portlab_serve import cli
 from portlab_spec.errors import CheckFailed
-from portlab_spec.files import write_json
+from portlab_spec.files import read_json, write_json
 
 PAGE = (Path(__file__).parents[3] / "docs" / "serving.md").read_text(encoding="utf-8")
 
@@ -34,3 +34,22 @@ def test_every_option_of_the_program_is_on_the_page():
 @pytest.mark.parametrize("check", ["config", "architecture", "weights", "head", "tokenizer", "stops", "processor"])
 def test_every_check_is_on_the_page(check):
     assert f"\n| {check} | " in PAGE
+
+
+def test_the_figures_of_served_models_are_those_of_the_run():
+    figures = read_json(Path(__file__).parents[3] / "bench" / "results" / "serve_cpu.json")["figures"]
+    for name, c in figures["parsers"].items():
+        if not isinstance(c, dict):  # when and of which commit
+            continue
+        right, wrong, known = (c[key] for key in ("outputs read right", "calls nobody wrote", "fixtures read right"))
+        fixtures = [f"{known[m]} of {c['fixtures']}" if c["fixtures"] else "-" for m in ("whole", "streamed")]
+        read = [f"{right[m]} of {c['outputs']}" for m in ("whole", "streamed")]
+        cells = [name, *read, str(wrong["whole"]), str(wrong["streamed"]), *fixtures]
+        assert f"| {' | '.join(cells)} |" in PAGE
+    for name, scores in figures["scores"].items():
+        if isinstance(scores, dict):
+            metrics = ("call_exact", "name_accuracy", "schema_valid_rate", "hallucinated_tool_rate")
+            cells = [name, *("{} of {}".format(*scores[metric]) for metric in metrics)]
+            assert f"| {' | '.join(cells)} |" in PAGE
+    chat = figures["chat"]
+    assert f"{chat['right']} of {chat['turns']} turns call the right tool" in PAGE
