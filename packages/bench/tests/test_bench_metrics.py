@@ -44,6 +44,12 @@ def test_every_definition_by_hand():
     assert f.prefix_hits is None
 
 
+def test_tokens_that_came_in_one_event_say_nothing_of_the_time_between_them():
+    whole = record(0, 1.0, (1.5,), tokens=20, tokens_from="usage")
+    assert metrics.tpot(whole) is None
+    assert metrics.meets(whole, {"tpot": 1e-9})  # nothing to hold against it
+
+
 def test_an_answer_without_tokens_is_no_answer():
     f = metrics.figures([A, record(1, 2.0, (), finish="stop")])
     assert f.outcomes == {"ok": 1, "empty": 1}

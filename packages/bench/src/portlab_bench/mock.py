@@ -104,10 +104,9 @@ class MockServer:
     ) -> None:
         how = self.behaviour
         drop = how.drop_every and sent.number % how.drop_every == 0
-        write(
-            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-            + _chunk(_event({"role": "assistant", "content": ""}))
-        )
+        write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        # As vLLM does: an event that holds the role alone comes with the first token, not before it.
+        first = _chunk(_event({"role": "assistant", "content": ""}))
         due = time.monotonic() + self._vary(how.ttft)
         done = 0
         while done < tokens:
@@ -115,7 +114,7 @@ class MockServer:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             held = min(how.burst, tokens - done)
             sent.events.append(time.monotonic())
-            write(_chunk(_event(_delta(how.kind, held))))
+            write((first if not done else b"") + _chunk(_event(_delta(how.kind, held))))
             done += held
             sent.tokens = done
             if drop and done * 2 >= tokens:

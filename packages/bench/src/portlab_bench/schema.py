@@ -102,7 +102,7 @@ class CellFigures(Record):
         outcomes: how they ended, by `Outcome`.
         finishes: finish reasons of those that ended well.
         ttft: first token event - sent.
-        tpot: (last token event - first) / (output tokens - 1), of answers with at least two.
+        tpot: (last token event - first) / (output tokens - 1), of answers with two tokens in two events at least.
         itl: gaps between token events, pooled.
         e2e: last token event - sent.
         normalised: e2e / output tokens.
