@@ -21,7 +21,7 @@ def ttft(record: RequestRecord) -> float | None:
 def tpot(record: RequestRecord) -> float | None:
     """Seconds per output token after the first; None of fewer than two tokens, or if all came in one event.
 
-    Servers pass a tool call on once it is whole: nothing is seen then of the time between its tokens, which is not zero.
+    Servers pass a tool call on once it is whole: the time between its tokens is not seen, and it is not zero.
     """
     if record.output_tokens < 2 or len(record.chunks) < 2:
         return None
