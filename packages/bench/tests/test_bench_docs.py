@@ -64,3 +64,13 @@ def test_the_client_costs_at_most_half_of_the_best_other():
     ratios = json.loads((ROOT / "bench/results/bench_load.json").read_text())["ratios"]
     assert ratios["sending, portlab-bench over vllm bench serve"] <= 0.5
     assert f"{ratios['sending, portlab-bench over vllm bench serve']:.2f} of vLLM's" in PAGE
+
+
+@pytest.mark.parametrize("rate", [50, 500])
+def test_our_figures_are_the_servers_within_a_millisecond_or_a_hundredth(rate):
+    """All but p99, of which the page says how far it is off."""
+    f = json.loads((ROOT / "bench/results/bench_load.json").read_text())["figures"][f"portlab-bench, {rate}/s"]
+    for metric, errors in f["errors"].items():
+        for name in ("mean", "p50", "p90"):
+            truth = f["figures"][metric][name] - errors[name]
+            assert abs(errors[name]) <= max(1e-3, 0.01 * truth), (metric, name)
