@@ -74,3 +74,8 @@ def test_our_figures_are_the_servers_within_a_millisecond_or_a_hundredth(rate):
         for name in ("mean", "p50", "p90"):
             truth = f["figures"][metric][name] - errors[name]
             assert abs(errors[name]) <= max(1e-3, 0.01 * truth), (metric, name)
+
+
+def test_the_trainers_side_by_side_are_those_of_the_run():
+    made = (ROOT / "bench/results/portlab_bench_train/train.md").read_text(encoding="utf-8").strip()
+    assert made in (ROOT / "docs" / "bench-train.md").read_text(encoding="utf-8")
