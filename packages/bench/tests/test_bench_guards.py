@@ -5,7 +5,7 @@ from bench_records import cell, figures, record
 
 from portlab_bench.guards import Expected, check, check_anchors
 
-GOOD = Expected(shared=0.5, fixed=True, rate=10.0)
+GOOD = Expected(shared=0.5, fixed=True)
 
 
 def marked(found) -> set[str]:
@@ -55,11 +55,11 @@ def test_answers_that_run_to_the_limit_are_marked_unless_their_length_was_ordere
 
 def test_figures_above_the_peak_are_marked():
     f = figures().model_copy(update={"prompt_throughput": 900.0, "output_throughput": 60.0, "prefix_hits": 0.0})
-    assert marked(check(f, Expected(0.5, True, None, (1000.0, 1000.0)))) == set()
-    assert marked(check(f, Expected(0.5, True, None, (1000.0, 100.0)))) == {"roofline"}
+    assert marked(check(f, Expected(0.5, True, (1000.0, 1000.0)))) == set()
+    assert marked(check(f, Expected(0.5, True, (1000.0, 100.0)))) == {"roofline"}
     # What the prefix cache held was not computed.
     cached = f.model_copy(update={"prompt_throughput": 1800.0, "prefix_hits": 0.5})
-    assert marked(check(cached, Expected(0.5, True, None, (1000.0, 1000.0)))) == set()
+    assert marked(check(cached, Expected(0.5, True, (1000.0, 1000.0)))) == set()
 
 
 def test_an_anchor_that_departs_marks_every_cell():

@@ -7,7 +7,7 @@ import pytest
 from mock_process import mock_server
 
 from portlab_bench.cli import main
-from portlab_bench.commands_serve import ServeCommand, loads, parse_numbers, parse_objectives, parse_seconds
+from portlab_bench.commands_serve import ServeCommand, cell_seed, loads, parse_numbers, parse_objectives, parse_seconds
 from portlab_bench.load.server import parse_metrics
 from portlab_bench.schema import RequestRecord, ServeRun
 from portlab_spec.errors import CheckFailed, UserError
@@ -131,6 +131,21 @@ def test_the_first_cell_is_asked_again_at_the_end():
     command = ServeCommand(url="u", out="o", qps="1,2")
     assert [(cell.rate, cell.anchor) for cell in loads(command)] == [(1, False), (2, False), (1, True)]
     assert len(loads(ServeCommand(url="u", out="o", qps="1"))) == 1
+
+
+def test_seeds_of_cells_repetitions_and_neighbouring_runs_all_differ():
+    seeds = [cell_seed(s, number, again) for s in range(5) for number in range(5) for again in range(3)]
+    assert len(set(seeds)) == 75
+    assert seeds[0] == cell_seed(0, 0, 0)
+
+
+@pytest.mark.parametrize("text", ["", "1\nx\n"])
+def test_a_bad_trace_leaves_nothing_behind(tmp_path, text):
+    trace = tmp_path / "trace"
+    trace.write_text(text)
+    with mock_server() as url, pytest.raises(UserError, match="trace"):
+        sweep(url, tmp_path / "run", "--trace", str(trace))
+    assert not (tmp_path / "run").exists()
 
 
 def test_numbers_durations_objectives():

@@ -115,7 +115,7 @@ def _looked_at(cell: Cell, peaks: tuple[float, float] | None) -> Iterable[Findin
     if cell.figures is not None and "tool" in cell.figures.tokens_from:
         skipped.add("token count")
         yield Finding(guard="token count", ok=True, what="by the server's usage, or by the tool's own tokenizer")
-    for finding in check(cell.figures, Expected(shared=1.0, fixed=True, rate=cell.rate, peaks=peaks)):
+    for finding in check(cell.figures, Expected(shared=1.0, fixed=True, peaks=peaks)):
         if finding.guard not in skipped:
             yield finding
     if cell.figures is not None:

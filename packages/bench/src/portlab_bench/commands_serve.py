@@ -78,7 +78,7 @@ class ServeCommand:
     precision: Precision = "bf16"
     """Of the weights and products."""
     seed: int = 0
-    """Of prompts and arrivals; every cell adds its number."""
+    """Of prompts and arrivals; every cell has one of its own made from it."""
     processes: int | Literal["auto"] = "auto"
     """Client processes; auto repeats a cell with twice as many while the client itself is too slow."""
     timeout: float = 600.0
@@ -182,6 +182,7 @@ def run_serve(command: ServeCommand) -> int:
         raise UserError("exists", where=str(command.out), fix="Choose another --out")
     if not (command.seconds > 0 and command.warm_up >= 0 and command.timeout > 0):
         raise UserError("--seconds, --warm-up and --timeout must be positive", fix="--warm-up may be 0")
+    trace = None if command.trace is None else read_trace(command.trace)
     asked = workload(
         command.workload,
         input_tokens=command.input_tokens,
@@ -197,7 +198,7 @@ def run_serve(command: ServeCommand) -> int:
     console = Console(stderr=True, highlight=False)
     done: list[Cell] = []
     for number, load in enumerate(cells):
-        done += _cell(command, load, number, asked, target, server, model, objectives, peaks, console)
+        done += _cell(command, load, number, trace, asked, target, server, model, objectives, peaks, console)
     finished = check_anchors(done)
     run = ServeRun(
         when=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -232,6 +233,7 @@ def _cell(
     command: ServeCommand,
     load: Load,
     number: int,
+    trace: np.ndarray | None,
     asked: Workload,
     target: Target,
     server: Server,
@@ -245,8 +247,8 @@ def _cell(
     most = os.cpu_count() or 1
     processes = 1 if command.processes == "auto" else command.processes
     while True:
-        seed = command.seed + 1000 * len(found) + number
-        times = _times(command, load, seed)
+        seed = cell_seed(command.seed, number, len(found))
+        times = _times(command, load, seed) if trace is None else trace
         count = len(times) if times is not None else _MADE_BEFORE * (load.concurrency or 1)
         bodies = asked.bodies(model, count, seed)
         console.print(f"{load.name}: {'' if times is None else f'{count} requests, '}{processes} client processes ...")
@@ -264,7 +266,7 @@ def _cell(
         )
         hits = _hits(before, server.counters())
         figures = metrics.figures(outcome.records, objectives=objectives, client_load=outcome.load, prefix_hits=hits)
-        expected = Expected(shared_share(bodies[: len(outcome.records)]), asked.fixed, load.rate, peaks)
+        expected = Expected(shared_share(bodies[: len(outcome.records)]), asked.fixed, peaks)
         file = f"{len(found) or ''}{load.name.replace(' ', '-')}{'-anchor' if load.anchor else ''}.jsonl"
         _write_records(command.out / file, outcome.records)
         cell = Cell(
@@ -287,9 +289,12 @@ def _cell(
         processes = min(2 * processes, most)
 
 
+def cell_seed(seed: int, number: int, repeated: int) -> int:
+    """Of a cell: neighbouring seeds of the user's, cells and repetitions share nothing, which a sum of them would."""
+    return int(np.random.SeedSequence([seed, number, repeated]).generate_state(1)[0])
+
+
 def _times(command: ServeCommand, load: Load, seed: int) -> np.ndarray | None:
-    if command.trace is not None:
-        return read_trace(command.trace)
     if load.rate is None:
         return None
     return schedule(command.arrivals, load.rate, command.warm_up + command.seconds, seed)

@@ -24,13 +24,11 @@ class Expected:
     Attributes:
         shared: share of the prompts' text that others have too.
         fixed: answers end at max_tokens by intent.
-        rate: requests per second that were to be sent; None in a closed loop.
         peaks: prompt tokens, and output tokens, per second that the hardware cannot pass; None if it is not known.
     """
 
     shared: float
     fixed: bool
-    rate: float | None = None
     peaks: tuple[float, float] | None = None
 
 

@@ -9,7 +9,6 @@ import numpy as np
 from portlab_bench.schema import CellFigures, Distribution, Quantile, RequestRecord
 
 QUANTILES = {"p1": 0.01, "p10": 0.1, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-CONFIDENCE = 0.95
 _Z = 1.959963984540054  # of the normal distribution, for 95 %
 
 

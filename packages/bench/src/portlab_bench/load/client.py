@@ -88,7 +88,7 @@ class _Connection(asyncio.Protocol):
         self.lost = ""
         self.waiter: asyncio.Future[None] | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._body = b""
+        self.body = b""  # the start of an answer that is no stream
         self._now = 0.0
 
     def start(self, data: bytes, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
@@ -98,11 +98,6 @@ class _Connection(asyncio.Protocol):
         assert self.transport is not None
         self.transport.write(data)
         return self.waiter
-
-    @property
-    def body(self) -> bytes:
-        """The start of the body of an answer that is no stream."""
-        return self._body
 
     # ------------------------------------------------------------------------------------------- asyncio's calls
 
@@ -133,8 +128,8 @@ class _Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         if self.status == 200:
             self.answer.feed(body, self._now)
-        elif len(self._body) < _ERROR_BODY:
-            self._body += body
+        elif len(self.body) < _ERROR_BODY:
+            self.body += body
 
     def on_message_complete(self) -> None:
         self.ended = self._now
