@@ -7,13 +7,13 @@ from portlab_bench.compiled import load_compiled
 from portlab_bench.costs import hourly, per_million, price_of
 from portlab_bench.evidence import COLORS, MEANING, ORDER, SIGNS, Evidence
 from portlab_bench.machines import Machine, parse_machine
-from portlab_bench.markup import Content, document, node
 from portlab_bench.plots import Series, bars, scatter
 from portlab_bench.published import load_published
 from portlab_bench.serve_model import FITTED_CONTEXT, MODEL, ServeModel, Workload
 from portlab_bench.serve_rows import config_of, curve, modelled
 from portlab_bench.tables import Cell, Sources, Table
 from portlab_bench.train_cost import GIB
+from portlab_spec.markup import Content, node, page
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 76rem; padding: 1rem }
@@ -36,7 +36,7 @@ def html(title: str, intro: Sequence[str], tables: Sequence[Table], machines: Se
         body += _section(table, sources)
     listed = [node("li", line, id=f"source-{number}", value=str(number)) for number, line in sources.lines()]
     body += [node("h2", "Sources"), node("ol", *listed, class_="sources")]
-    return document(title, _STYLE, *body)
+    return page(title, _STYLE, *body)
 
 
 def plots(machines: Sequence[Machine], work: Workload) -> list[Element]:

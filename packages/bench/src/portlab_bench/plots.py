@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from portlab_bench.evidence import COLORS, Evidence
-from portlab_bench.markup import node
+from portlab_spec.markup import node
 
 WIDTH, HEIGHT = 680, 380
 LEFT, RIGHT, TOP, BOTTOM = 70, 170, 16, 52

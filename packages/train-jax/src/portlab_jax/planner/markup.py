@@ -1,48 +1,10 @@
-"""HTML from Python, escaped because it is built as a tree: a page, its nodes, tables and bars."""
+"""What plans are shown with in HTML: tables, bars, legends."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from xml.etree.ElementTree import Element, tostring
+from xml.etree.ElementTree import Element
 
-Content = Element | str
-
-
-def node(tag: str, *content: Content, **attributes: str) -> Element:
-    """An element; `class_` is the attribute `class`, `aria_label` is `aria-label`."""
-    made = Element(tag, {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items()})
-    for part in content:
-        if not isinstance(part, str):
-            made.append(part)
-        elif len(made):
-            made[-1].tail = (made[-1].tail or "") + part
-        else:
-            made.text = (made.text or "") + part
-    return made
-
-
-def page(title: str, style: str, *body: Content) -> str:
-    """A whole document that may load nothing: its own policy forbids it.
-
-    Args:
-        title: plain text.
-        style: CSS.
-        body: what it shows.
-    """
-    head = node(
-        "head",
-        node("meta", charset="utf-8"),
-        # To the browser: no network, no scripts, whatever the text says.
-        node(
-            "meta",
-            **{"http-equiv": "Content-Security-Policy", "content": "default-src 'none'; style-src 'unsafe-inline'"},
-        ),
-        node("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        node("meta", name="color-scheme", content="light dark"),
-        node("title", title),
-        node("style", style),
-    )
-    root = node("html", head, node("body", node("main", *body)), lang="en")
-    return "<!doctype html>\n" + tostring(root, encoding="unicode", method="html") + "\n"
+from portlab_spec.markup import Content, node
 
 
 def tag(evidence: str) -> Element:

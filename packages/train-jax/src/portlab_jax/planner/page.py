@@ -16,10 +16,11 @@ from portlab_jax.planner.breakdown import (
     time_by_bound,
 )
 from portlab_jax.planner.display import BOUNDS, assumptions, heading, hours
-from portlab_jax.planner.markup import Bar, Column, bars, hatch, node, page, swatch, table
+from portlab_jax.planner.markup import Bar, Column, bars, hatch, swatch, table
 from portlab_jax.planner.plan import Planned
 from portlab_jax.planner.program import Program
 from portlab_jax.planner.runs import describe_changes
+from portlab_spec.markup import node, page
 
 SLICE = (Column("slice", text=True), Column("settings", text=True))
 EVIDENCE = {
@@ -57,6 +58,7 @@ def html(planned: Sequence[Planned]) -> str:
         node("h2", "What was compiled"),
         *(part for plan in shown for part in _details(plan)),
         *_basis(planned),
+        schemes="light dark",
     )
 
 

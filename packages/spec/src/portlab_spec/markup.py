@@ -1,4 +1,4 @@
-"""HTML and SVG as a tree, escaped because it is one; a page that may load nothing."""
+"""HTML and SVG from Python, escaped because they are built as a tree; a page that may load nothing."""
 
 from xml.etree.ElementTree import Element, tostring
 
@@ -6,7 +6,7 @@ Content = Element | str
 
 
 def node(tag: str, *content: Content, **attributes: str) -> Element:
-    """An element; `class_` is the attribute `class`, `stroke_width` is `stroke-width`."""
+    """An element; `class_` is the attribute `class`, `aria_label` is `aria-label`."""
     made = Element(tag, {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items()})
     for part in content:
         if not isinstance(part, str):
@@ -18,14 +18,22 @@ def node(tag: str, *content: Content, **attributes: str) -> Element:
     return made
 
 
-def document(title: str, style: str, *body: Content) -> str:
-    """A whole page. Its own policy forbids scripts and the network, whatever its text says."""
+def page(title: str, style: str, *body: Content, schemes: str = "") -> str:
+    """A whole document. Its own policy forbids scripts and the network, whatever its text says.
+
+    Args:
+        title: plain text.
+        style: CSS.
+        body: what it shows.
+        schemes: colour schemes that the style has, such as "light dark"; "" says nothing.
+    """
     policy = {"http-equiv": "Content-Security-Policy", "content": "default-src 'none'; style-src 'unsafe-inline'"}
     head = node(
         "head",
         node("meta", charset="utf-8"),
         node("meta", **policy),
         node("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        *([node("meta", name="color-scheme", content=schemes)] if schemes else []),
         node("title", title),
         node("style", style),
     )
