@@ -11,11 +11,12 @@ import re
 import shutil
 import subprocess
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+import pytest
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -27,6 +28,22 @@ _SHIFT = 8
 def find() -> str | None:
     """The browser's program, if there is one."""
     return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+def needed() -> pytest.MarkDecorator:
+    """Skips tests where there is no browser."""
+    return pytest.mark.skipif(find() is None, reason=f"needs a browser: none of {', '.join(NAMES)} is installed")
+
+
+@contextmanager
+def running(profile: Path) -> Iterator[str]:
+    """The address of a browser of its own, until the end of the block; a browser that does not start skips."""
+    try:
+        browser = Process(str(find()), profile)
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    with browser:
+        yield browser.address
 
 
 class Process:

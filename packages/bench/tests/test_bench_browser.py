@@ -7,9 +7,7 @@ import pytest
 
 from portlab_bench.cli import main
 
-pytestmark = pytest.mark.skipif(
-    chromium.find() is None, reason=f"needs a browser: none of {', '.join(chromium.NAMES)} is installed"
-)
+pytestmark = chromium.needed()
 
 WIDE = "document.documentElement.scrollWidth <= window.innerWidth"
 # Labels of a plot that lie outside of it, or a link that leads nowhere.
@@ -27,12 +25,8 @@ DEAD = """[...document.querySelectorAll('a[href^="#"]')].map(a => a.getAttribute
 
 @pytest.fixture(scope="module")
 def browser_at(tmp_path_factory):
-    try:
-        browser = chromium.Process(chromium.find(), tmp_path_factory.mktemp("profile"))
-    except RuntimeError as error:
-        pytest.skip(str(error))
-    with browser:
-        yield browser.address
+    with chromium.running(tmp_path_factory.mktemp("profile")) as address:
+        yield address
 
 
 @pytest.mark.parametrize(("width", "height"), [(1200, 900), (390, 844)], ids=["desk", "phone"])

@@ -8,9 +8,7 @@ import pytest
 from fake_openai import call, chunk, last_role, make_calls, say, stream
 from served_page import served
 
-pytestmark = pytest.mark.skipif(
-    chromium.find() is None, reason=f"needs a browser: none of {', '.join(chromium.NAMES)} is installed"
-)
+pytestmark = chromium.needed()
 
 IDLE = "document.querySelector('#send').textContent === 'Ask'"
 OVER = f"{IDLE} && document.querySelector('article')"
@@ -22,12 +20,8 @@ HOSTILE = "<script>window.ran = 1</script><img src=nowhere onerror='window.ran =
 
 @pytest.fixture(scope="module")
 def browser_at(tmp_path_factory):
-    try:
-        browser = chromium.Process(chromium.find(), tmp_path_factory.mktemp("profile"))
-    except RuntimeError as error:
-        pytest.skip(str(error))
-    with browser:
-        yield browser.address
+    with chromium.running(tmp_path_factory.mktemp("profile")) as address:
+        yield address
 
 
 @pytest.fixture
