@@ -6,7 +6,7 @@ from typing import Annotated, Any, NoReturn
 import tyro
 
 from portlab_bench.commands_import import ImportCommand, run_import
-from portlab_bench.commands_plan import PlanCommand, run_plan, split_arguments
+from portlab_bench.commands_plan import PlanCommand, main_plan, run_plan
 from portlab_bench.commands_prices import CollectCommand, ImportPricesCommand, run_collect, run_import_prices
 from portlab_bench.commands_serve import MockCommand, ServeCommand, run_mock, run_serve
 from portlab_bench.commands_table import DecideCommand, TableCommand, run_decide, run_table
@@ -46,7 +46,7 @@ def entry() -> NoReturn:
 def main(args: list[str]) -> int:
     """Run one command; its exit code."""
     if args[:1] == ["plan"]:  # its options are another program's
-        return run_plan(split_arguments(args[1:]))
+        return main_plan(args[1:])
     command: Any = tyro.cli(
         Command,
         prog=PROG,

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from portlab_bench.costs import hourly, per_million, price_of
 from portlab_bench.evidence import Figure
+from portlab_bench.faults import first_fault
 from portlab_bench.machines import Machine, parse_machine
 from portlab_bench.schema import Cell as ServeCell
 from portlab_bench.schema import Distribution, ServeRun
@@ -42,9 +43,7 @@ def read_runs(paths: Sequence[Path]) -> list[Named]:
         try:
             found.append((str(path), kind.model_validate(raw)))
         except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(map(str, first["loc"]))
-            raise UserError(f"{key}: {first['msg']}", where=str(path), fix="Write the run anew") from None
+            raise UserError(first_fault(error), where=str(path), fix="Write the run anew") from None
     return found
 
 

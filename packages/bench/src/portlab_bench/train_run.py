@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from portlab_bench.faults import first_fault
 from portlab_bench.train_figures import compare, run_findings, same_rows, steady, step_times
 from portlab_bench.train_schema import BackendName, BackendRun, TrainRun
 from portlab_bench.train_trl import RUNNER, Work, counts, read_work, require_able, write_work
@@ -267,10 +268,7 @@ def read_run(
     try:
         report = Report.model_validate(read_json(file, "the run's report"))
     except ValidationError as error:
-        fault = error.errors()[0]
-        raise UserError(
-            f"is no report: {'.'.join(map(str, fault['loc']))}: {fault['msg']}", where=str(file), fix="Repeat the run"
-        ) from None
+        raise UserError(f"is no report: {first_fault(error)}", where=str(file), fix="Repeat the run") from None
     if report.backend != base.backend:
         raise UserError(f"is of the backend {report.backend}", where=str(file), fix="Check --python")
     digest = sha256_json(report.recipe)
@@ -366,9 +364,8 @@ def load_train_run(path: Path) -> TrainRun:
     try:
         return TrainRun.model_validate(read_json(path, "the comparison of trainers"))
     except ValidationError as error:
-        fault = error.errors()[0]
         raise UserError(
-            f"is no train.json: {'.'.join(map(str, fault['loc']))}: {fault['msg']}",
+            f"is no train.json: {first_fault(error)}",
             where=str(path),
             fix="Write it with: portlab-bench train",
         ) from None

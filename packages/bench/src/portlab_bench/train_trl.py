@@ -18,6 +18,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from portlab_bench.faults import first_fault
 from portlab_bench.train_figures import run_findings, steady
 from portlab_bench.train_schema import BackendRun, StepTime
 from portlab_spec.data.tokens import Row
@@ -163,9 +164,8 @@ def read_work(base: BackendRun, folder: Path, recipe: Recipe, work: Work, starte
     try:
         found = Measured.model_validate(read_json(file, "TRL's result"))
     except ValidationError as error:
-        fault = error.errors()[0]
         raise UserError(
-            f"is not what the runner writes: {'.'.join(map(str, fault['loc']))}: {fault['msg']}",
+            f"is not what the runner writes: {first_fault(error)}",
             where=str(file),
             fix="Repeat the run",
         ) from None
