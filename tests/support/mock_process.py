@@ -1,5 +1,6 @@
 """The mock server in a process of its own, so that it shares no event loop and no core's turn with the client."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,12 @@ def mock_server(*options: str) -> Iterator[str]:
             yield line.split()[-1]
         finally:
             process.terminate()
+
+
+def request_body(index: int, **more: object) -> bytes:
+    """A request that gives itself its number as id. Here, since client processes import it by name."""
+    ask = {"messages": [{"role": "user", "content": "x"}], "stream": True, "request_id": str(index)}
+    return json.dumps(ask | more).encode()
 
 
 def log_of(url: str) -> dict[str, dict]:

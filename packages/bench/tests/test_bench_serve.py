@@ -12,7 +12,8 @@ from portlab_bench.load.server import parse_metrics
 from portlab_bench.schema import RequestRecord, ServeRun
 from portlab_spec.errors import CheckFailed, UserError
 
-QUICK = ("--seconds", "1", "--warm-up", "0.2", "--workload", "random", "--no-anchor")
+# One process: on a busy machine a second would be tried, and its cell kept beside the first.
+QUICK = ("--seconds", "1", "--warm-up", "0.2", "--workload", "random", "--no-anchor", "--processes", "1")
 
 
 def sweep(url, out, *more):

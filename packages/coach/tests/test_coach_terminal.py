@@ -176,8 +176,7 @@ def test_ctrl_c_ends_the_turn_and_not_the_program():
         screen.ask("Steps?\n")
         screen.wait_for("coach A fair amount.")
         screen.wait_for_prompt()
-        screen.process.send_signal(signal.SIGINT)  # at the prompt: a hint
-        screen.wait_for("/quit leaves")
+        screen.interrupt_prompt("/quit leaves")
         screen.ask("/quit\n")
         assert screen.process.wait(10) == 0
 
@@ -250,15 +249,27 @@ class Screen:
         self.wait_for("you   ")
         wait_until(lambda: not termios.tcgetattr(self._handle)[3] & termios.ICANON)  # readline reads key by key
 
+    def interrupt_prompt(self, answer):
+        """Ctrl-C until it is answered: a signal just before Python's readline waits for a key is lost on its wait."""
+        end = time.monotonic() + 20
+        while not self._shows(answer, time.monotonic() + 1):
+            assert time.monotonic() < end, self._text
+            self.process.send_signal(signal.SIGINT)
+
     def wait_for(self, text):
         """What was shown before and with the text."""
-        end = time.monotonic() + 20
-        while text not in self._text:
-            ready, _, _ = select.select([self._handle], [], [], max(0, end - time.monotonic()))
-            assert ready, self._text
-            self._text += os.read(self._handle, 4096).decode(errors="replace")
+        assert self._shows(text, time.monotonic() + 30), self._text
         before, _, self._text = self._text.partition(text)
         return before + text
+
+    def _shows(self, text, end):
+        """Whether the text is there, or comes in time."""
+        while text not in self._text:
+            ready, _, _ = select.select([self._handle], [], [], max(0, end - time.monotonic()))
+            if not ready:
+                return False
+            self._text += os.read(self._handle, 4096).decode(errors="replace")
+        return True
 
     def rest(self):
         """All that is shown until the program ends."""

@@ -59,8 +59,9 @@ class Target:
 
     def request(self, body: bytes) -> bytes:
         """The bytes of a POST request."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
         headers = {
-            "Host": f"{self.host}:{self.port}",
+            "Host": f"{host}:{self.port}",
             "Content-Type": "application/json",
             "Accept": "text/event-stream",
             "Content-Length": str(len(body)),
@@ -161,7 +162,7 @@ class Client:
         """Open connections ahead of time, so that connecting is in no latency.
 
         Raises:
-            OSError: the server does not take connections.
+            OSError: the server does not take connections, or not in time.
         """
         self._idle.extend(await asyncio.gather(*(self._open() for _ in range(count))))
 
@@ -184,7 +185,7 @@ class Client:
             # One timer for the whole of it is cheaper than asyncio.timeout around every wait.
             connection = self._take()
             if connection is None:
-                connection = await asyncio.wait_for(self._open(), self._timeout)
+                connection = await self._open()
             waiter = connection.start(data, loop)
             handle = loop.call_later(sent + self._timeout - time.monotonic(), _give_up, waiter)
             await waiter
@@ -225,8 +226,9 @@ class Client:
         return None
 
     async def _open(self) -> _Connection:
-        loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(_Connection, self._target.host, self._target.port, ssl=self._tls)
+        target, loop = self._target, asyncio.get_running_loop()
+        opening = loop.create_connection(_Connection, target.host, target.port, ssl=self._tls)
+        _, connection = await asyncio.wait_for(opening, self._timeout)
         return connection
 
 

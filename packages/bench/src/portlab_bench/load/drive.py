@@ -16,7 +16,7 @@ import numpy as np
 from portlab_bench.load.client import Client, Target
 from portlab_bench.schema import RequestRecord
 
-_START_DELAY = 0.1  # seconds from the cell's zero, in which connections are opened, until its first request is due
+_START_DELAY = 0.05  # seconds in which a process that is ready waits for the cell's zero
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def drive(
         for p in range(processes)
     ]
     if processes == 1:
-        outcomes = [run_job(jobs[0], _soon())]
+        outcomes = [run_job(jobs[0], _soon)]
     else:
         context = multiprocessing.get_context("spawn")
         shared = (context.Barrier(processes), context.Value("d", 0.0))
@@ -124,25 +124,34 @@ def _join(barrier: Any, start: Any) -> None:
 
 
 def _run_together(job: Job) -> Outcome:
-    """Wait until all processes are up; then all start at one moment of the clock that they share."""
     assert _together
-    barrier, start = _together
-    if barrier.wait() == 0:
-        start.value = _soon()
-    barrier.wait()
-    return run_job(job, start.value)
+    try:
+        return run_job(job, _common_start)
+    except BaseException:
+        _together[0].abort()  # or the others wait for ever
+        raise
 
 
 def _soon() -> float:
     return time.monotonic() + _START_DELAY
 
 
-def run_job(job: Job, start: float) -> Outcome:
+def _common_start() -> float:
+    """The cell's zero, once all processes are ready for it, on the clock that they share."""
+    assert _together
+    barrier, start = _together
+    if barrier.wait() == 0:
+        start.value = _soon()
+    barrier.wait()
+    return start.value
+
+
+def run_job(job: Job, start: Callable[[], float]) -> Outcome:
     """Send what one process has to send, and count its own processor time.
 
     Args:
         job: what to send.
-        start: the cell's zero on time.monotonic, which all processes of a machine share.
+        start: asked when all is ready, says when the cell begins: its zero, in the near future, on time.monotonic.
     """
     # A collection in the middle would stop the clock of every answer that arrives meanwhile.
     gc.collect()
@@ -163,10 +172,11 @@ def _run(main: Coroutine[Any, Any, Outcome]) -> Outcome:
     return uvloop.run(main)
 
 
-async def _send_all(job: Job, start: float) -> Outcome:
+async def _send_all(job: Job, begin: Callable[[], float]) -> Outcome:
     client = Client(job.target, job.timeout)
     with contextlib.suppress(OSError):  # every request will say so
         await client.connect(job.concurrency or min(len(job.bodies), 8))
+    start = begin()
     await asyncio.sleep(start - time.monotonic())
     wall, cpu = time.monotonic(), time.process_time()
     records = await (_closed(job, client, start) if job.times is None else _open(job, client, start))
