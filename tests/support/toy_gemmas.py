@@ -1,21 +1,13 @@
 """Tiny random models of transformers: Gemmas, which together hold every kind of layer there is, and other families."""
 
+# Annotations are not evaluated and torch is imported late: these names load what takes ten seconds, which the many
+# processes that only look at the cases need not wait for.
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    Gemma4ForCausalLM,
-    Gemma4TextConfig,
-    LlamaConfig,
-    MistralConfig,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen3Config,
-)
+import transformers
 
 VOCAB = 96
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -40,7 +32,7 @@ def gemma3(
     rope_factor: float | None = None,
     layers: int = 4,
     **more: Any,
-) -> Gemma3ForCausalLM:
+) -> transformers.Gemma3ForCausalLM:
     full_rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e6}
     if rope_factor:
         full_rope = {"rope_type": "linear", "factor": rope_factor, "rope_theta": 1e6}
@@ -53,10 +45,10 @@ def gemma3(
         "layer_types": [SLIDING, FULL] * (layers // 2),
         "rope_parameters": {FULL: full_rope, SLIDING: {"rope_type": "default", "rope_theta": 1e4}},
     }
-    return Gemma3ForCausalLM(Gemma3TextConfig(**COMMON | settings | more))
+    return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**COMMON | settings | more))
 
 
-def gemma4(layer_types: Sequence[str] = (SLIDING, SLIDING, FULL) * 2, **more: Any) -> Gemma4ForCausalLM:
+def gemma4(layer_types: Sequence[str] = (SLIDING, SLIDING, FULL) * 2, **more: Any) -> transformers.Gemma4ForCausalLM:
     settings = {
         "num_hidden_layers": len(layer_types),
         "layer_types": list(layer_types),
@@ -67,11 +59,11 @@ def gemma4(layer_types: Sequence[str] = (SLIDING, SLIDING, FULL) * 2, **more: An
         "final_logit_softcapping": 30.0,
         "hidden_size_per_layer_input": 0,
     }
-    return Gemma4ForCausalLM(Gemma4TextConfig(**COMMON | settings | more))
+    return transformers.Gemma4ForCausalLM(transformers.Gemma4TextConfig(**COMMON | settings | more))
 
 
 # Each case is small enough to differentiate in seconds.
-CASES: dict[str, Callable[[], PreTrainedModel]] = {
+CASES: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "gemma3, two kv heads": gemma3,
     "gemma3, one kv head, wide window": lambda: gemma3(num_key_value_heads=1, sliding_window=64),
     "gemma3, scaled global rope": lambda: gemma3(num_key_value_heads=1, sliding_window=8, rope_factor=8.0),
@@ -99,24 +91,26 @@ CASES: dict[str, Callable[[], PreTrainedModel]] = {
 }
 
 
-def other(config: type, **more: Any) -> PreTrainedModel:
+def other(config: str, **more: Any) -> transformers.PreTrainedModel:
     settings = {"num_hidden_layers": 2, "num_key_value_heads": 2}
-    return AutoModelForCausalLM.from_config(config(**COMMON | settings | more))
+    return transformers.AutoModelForCausalLM.from_config(getattr(transformers, config)(**COMMON | settings | more))
 
 
 # Families that differ in little: a head of its own or the embedding's, a window, biases, norms of queries and keys.
-OTHERS: dict[str, Callable[[], PreTrainedModel]] = {
-    "llama": lambda: other(LlamaConfig, tie_word_embeddings=False),
-    "mistral": lambda: other(MistralConfig, sliding_window=6, head_dim=16, tie_word_embeddings=False),
+OTHERS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
+    "llama": lambda: other("LlamaConfig", tie_word_embeddings=False),
+    "mistral": lambda: other("MistralConfig", sliding_window=6, head_dim=16, tie_word_embeddings=False),
     "qwen2": lambda: other(
-        Qwen2Config, use_sliding_window=True, sliding_window=6, max_window_layers=1, tie_word_embeddings=True
+        "Qwen2Config", use_sliding_window=True, sliding_window=6, max_window_layers=1, tie_word_embeddings=True
     ),
-    "qwen3": lambda: other(Qwen3Config, num_key_value_heads=1, head_dim=16, tie_word_embeddings=True),
+    "qwen3": lambda: other("Qwen3Config", num_key_value_heads=1, head_dim=16, tie_word_embeddings=True),
 }
 
 
-def randomize[M: PreTrainedModel](model: M, seed: int = 0) -> M:
+def randomize[M: transformers.PreTrainedModel](model: M, seed: int = 0) -> M:
     """Weights larger than the default, so that attention is far from uniform and errors show."""
+    import torch
+
     torch.manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -17,7 +17,7 @@ from portlab_jax.lora import AdapterOptions, Low, adapter_shardings, init_adapte
 from portlab_jax.mesh import MeshPlan, partition
 from portlab_jax.optim import make_optimizer
 from portlab_jax.step import StepOptions, gradients
-from portlab_jax.weights import random_params
+from portlab_jax.weights import abstract_params, random_params
 from portlab_spec.models import FULL, SLIDING, GemmaConfig, param_table, plan_adapter
 from portlab_spec.recipe import Lora, Mesh, Optimizer
 
@@ -105,7 +105,10 @@ def without_scalars(params):
 
 
 class Run:
-    """A random model on a mesh, an adapter that has moved, a batch and the gradients of a step."""
+    """A random model on a mesh, an adapter that has moved, a batch and the gradients of a step.
+
+    Numbers are drawn when they are asked for: where things lie is known without.
+    """
 
     def __init__(self, name, sizes, rows, packed, *, full=False, count=8):
         data, fsdp, tp = sizes
@@ -114,6 +117,7 @@ class Run:
         targets = [*Lora().targets]
         targets += ["per_layer_input_gate", "per_layer_projection"] if self.config.per_layer else []
         targets += ["experts.gate_up_proj", "experts.down_proj"] if self.config.experts else []
+        self.full = full
         self.leaves = () if full else plan_adapter(self.config, Lora(rank=4, targets=targets))
         self.options = StepOptions(
             self.config, AdapterOptions(self.leaves, token_ids=() if full else TOKEN_IDS), full=full
@@ -122,30 +126,40 @@ class Run:
         batch, self.chunk = packed(rows, self.config, groups=self.mesh.groups)
         with jax.set_mesh(self.mesh.mesh):
             self.batch = self.mesh.put_rows(batch, axis=1)
-            self.params = soften(random_params(self.config, jnp.float32, self.mesh, jax.random.key(0)))
-            self.trained, self.frozen = without_scalars(self.params) if full else (self.adapter(), self.params)
+        self.params = abstract_params(self.config, jnp.float32, self.mesh)
+
+    def init(self, key, embedding):
+        return init_adapter(self.leaves, key, embedding=embedding, token_ids=TOKEN_IDS)
 
     def adapter(self):
-        fresh = init_adapter(self.leaves, jax.random.key(1), embedding=self.params["embed_tokens"], token_ids=TOKEN_IDS)
-        paths = jax.tree.leaves_with_path(fresh)
-        keys = jax.random.split(jax.random.key(2), len(paths))
-        moved = [
-            jax.device_get(leaf) + 0.1 * np.asarray(jax.random.normal(key, leaf.shape))
-            for key, (_, leaf) in zip(keys, paths, strict=True)
-        ]
-        return jax.device_put(jax.tree.unflatten(jax.tree.structure(fresh), moved), self.shardings)
+        """Shapes and places of an adapter."""
+        with jax.set_mesh(self.mesh.mesh):
+            shapes = jax.eval_shape(self.init, jax.random.key(1), self.params["embed_tokens"])
+        return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, self.shardings)
+
+    def draw(self):
+        """What is trained, and what is not: weights, and an adapter that has moved."""
+        params = soften(random_params(self.config, jnp.float32, self.mesh, jax.random.key(0)))
+        if self.full:
+            return without_scalars(params)
+        rng = np.random.default_rng(2)
+        fresh = jax.device_get(self.init(jax.random.key(1), params["embed_tokens"]))
+        moved = jax.tree.map(lambda leaf: leaf + 0.1 * rng.normal(size=leaf.shape).astype(np.float32), fresh)
+        return jax.device_put(moved, self.shardings), params
 
     def gradients(self):
         """Mean loss, and gradients as they lie on the devices."""
         with jax.set_mesh(self.mesh.mesh):
+            trained, frozen = self.draw()
             step = jax.jit(gradients, static_argnames=("options", "chunk"))
-            sums, total, grads = step(self.trained, self.frozen, self.batch, options=self.options, chunk=self.chunk)
+            sums, total, grads = step(trained, frozen, self.batch, options=self.options, chunk=self.chunk)
+            assert_placed(grads, trained)
             return float(sums.loss / total), grads
 
     def jaxpr(self):
         with jax.set_mesh(self.mesh.mesh):
             return jax.make_jaxpr(gradients, static_argnums=(3, 4))(
-                self.trained, self.frozen, self.batch, self.options, self.chunk
+                self.adapter(), self.params, self.batch, self.options, self.chunk
             )
 
 
@@ -204,10 +218,7 @@ def name_of(value):
 @on_eight_devices
 @pytest.mark.parametrize(("name", "sizes"), CASES, ids=name_of)
 def test_mesh_changes_neither_loss_nor_gradients(run, on_one_device, name, sizes):
-    here = run(name, sizes)
-    loss, grads = here.gradients()
-    assert_placed(grads, here.trained)
-    assert_same((loss, grads), on_one_device(name))
+    assert_same(run(name, sizes).gradients(), on_one_device(name))
 
 
 @on_eight_devices
@@ -215,10 +226,7 @@ def test_mesh_changes_neither_loss_nor_gradients(run, on_one_device, name, sizes
     "name", ["26B-A4B", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "E4B"))]
 )
 def test_mesh_changes_no_gradient_of_full_fine_tuning(run, on_one_device, name):
-    here = run(name, (2, 2, 2), full=True)
-    loss, grads = here.gradients()
-    assert_placed(grads, here.trained)
-    assert_same((loss, grads), on_one_device(name, full=True))
+    assert_same(run(name, (2, 2, 2), full=True).gradients(), on_one_device(name, full=True))
 
 
 # --- where arrays lie
@@ -257,17 +265,18 @@ def test_mesh_leaves_no_large_weight_whole(run, name):
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
 def test_mesh_cuts_adapter_and_optimizer_state_as_their_weights(run, optimizer):
     here = run("26B-A4B", (2, 2, 2))
-    specs = {key: (pair["a"].sharding.spec, pair["b"].sharding.spec) for key, pair in here.trained["lora"].items()}
+    adapter = jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), here.adapter())
+    specs = {key: (pair["a"].sharding.spec, pair["b"].sharding.spec) for key, pair in adapter["lora"].items()}
     assert specs["sliding.self_attn.q_proj"] == (P(None, "fsdp", None), P(None, None, "tp"))
     assert specs["sliding.self_attn.o_proj"] == (P(None, "tp", None), P(None, None, "fsdp"))
     assert specs["sliding.mlp.down_proj"] == (P(None, "tp", None), P(None, None, "fsdp"))
     assert specs["full.experts.gate_up_proj"] == (P(None, "tp", "fsdp", None), P(None, "tp", None, None))
     assert specs["full.experts.down_proj"] == (P(None, "tp", None, None), P(None, "tp", None, "fsdp"))
     with jax.set_mesh(here.mesh.mesh):
-        state = jax.jit(make_optimizer(Optimizer(name=optimizer), 10).init)(here.trained)
+        state = jax.jit(make_optimizer(Optimizer(name=optimizer), 10).init)(adapter)
     moments = [leaf for leaf in jax.tree.leaves(state) if leaf.ndim > 1]
     count = 2 if optimizer == "adamw" else 1
-    assert_placed(moments, jax.tree.leaves(here.trained) * count)
+    assert_placed(moments, jax.tree.leaves(adapter) * count)
 
 
 def named_activations(jaxpr):

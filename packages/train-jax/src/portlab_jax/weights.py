@@ -1,5 +1,6 @@
 """Base weights between safetensors and device arrays, one tensor at a time, never whole in host memory."""
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -179,15 +180,20 @@ def random_params(config: GemmaConfig, dtype: Any, mesh: MeshPlan, key: jax.Arra
     numbers = {param.key: number for number, param in enumerate(param_table(config))}
 
     def draw(param: Param, shape: tuple[int, ...], sharding: NamedSharding) -> jax.Array:
-        def values() -> jax.Array:
-            if param.init == "one" or (param.init == "norm" and config.norm_offset == 0):
-                return jnp.ones(shape, dtype)
-            if param.init == "norm":
-                return jnp.zeros(shape, dtype)
-            scale = 0.02 if len(param.shape) < 2 else param.shape[-1] ** -0.5
-            sample = jax.random.normal(jax.random.fold_in(key, numbers[param.key]), shape, jnp.float32)
-            return (sample * scale).astype(dtype)
-
-        return jax.jit(values, out_shardings=sharding)()
+        if param.init in ("one", "norm"):
+            neutral = 1 if param.init == "one" or config.norm_offset == 0 else 0
+            return jax.device_put(np.full(shape, neutral, dtype), sharding)
+        scale = 0.02 if len(param.shape) < 2 else param.shape[-1] ** -0.5
+        return _normal(shape, dtype, scale, sharding)(key, numbers[param.key])
 
     return _build(param_table(config), mesh, draw)
+
+
+@functools.cache
+def _normal(shape: tuple[int, ...], dtype: Any, scale: float, sharding: NamedSharding) -> Callable[..., jax.Array]:
+    """Draws from a key and a number; compiled once for all parameters of a shape."""
+
+    def values(key: jax.Array, number: int) -> jax.Array:
+        return (jax.random.normal(jax.random.fold_in(key, number), shape, jnp.float32) * scale).astype(dtype)
+
+    return jax.jit(values, out_shardings=sharding)
