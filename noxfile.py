@@ -30,8 +30,12 @@ nox.options.sessions = ["tests"]
 nox.options.reuse_existing_virtualenvs = True
 
 PYTHON = "3.12"
-# Files of tests side by side; those of one file share what they prepare.
-WORKERS = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "loadfile")
+# Files of tests side by side; those of one file share what they prepare. Workers whose libraries each took all cores
+# would wait for each other three times as long as they work.
+CORES = os.cpu_count() or 1
+WORKERS = min(CORES, 4)
+ALL_TESTS = ("-m", "not slow", "-n", str(WORKERS), "--dist", "loadfile")
+SHARED_CORES = {"OMP_NUM_THREADS": str(CORES // WORKERS)}
 PACKAGES = ("packages/spec", "packages/train-jax", "packages/merge-ckpt")
 APPLICATIONS = ("packages/serve", "packages/coach", "packages/bench")
 ALL_PACKAGES = (*PACKAGES, "packages/hf", "packages/train-xla", "packages/train-torchax", *APPLICATIONS)
@@ -195,6 +199,8 @@ IMAGE = Environment(extras=(), more=("vllm-tpu==0.32.0", "hatchling"), packages=
 
 def install(session: nox.Session, environment: str) -> None:
     """Install an environment's pins and its workspace packages, editable."""
+    # Images of Python often forbid bytecode files: every start would compile thousands of modules again, for seconds.
+    session.env["PYTHONDONTWRITEBYTECODE"] = ""
     # Overrides contradict what packages ask for; the pins are complete without asking them again.
     alone = ("--no-deps",) if ENVIRONMENTS[environment].overrides else ()
     session.install(*alone, "-r", f"requirements/{environment}.txt")
@@ -250,8 +256,7 @@ def tests(session: nox.Session) -> None:
     """Lint, then every test."""
     install(session, "tests")
     check(session)
-    # JAX must not take the TPU compiler for a TPU.
-    session.run("pytest", *(session.posargs or ["-m", "not slow", *WORKERS]), env={"JAX_PLATFORMS": "cpu"})
+    run_tests(session)
     if not session.posargs:
         session.notify("tests_xla")
         session.notify("tests_torchax")
@@ -261,16 +266,23 @@ def tests(session: nox.Session) -> None:
 def tests_xla(session: nox.Session) -> None:
     """The tests of train-xla, and of train-jax and train-xla against each other; `tests` runs them too."""
     install(session, "tests_xla")
-    everything = ["-m", "not slow", *WORKERS, "packages/train-xla/tests", *CROSSING]
-    session.run("pytest", *(session.posargs or everything), env={"JAX_PLATFORMS": "cpu"})
+    run_tests(session, "packages/train-xla/tests", *CROSSING)
 
 
 @nox.session(python=PYTHON)
 def tests_torchax(session: nox.Session) -> None:
     """The tests of train-torchax, and of it against train-jax; `tests` runs them too."""
     install(session, "tests_torchax")
-    everything = ["-m", "not slow", *WORKERS, "packages/train-torchax/tests", *CROSSING]
-    session.run("pytest", *(session.posargs or everything), env={"JAX_PLATFORMS": "cpu"})
+    run_tests(session, "packages/train-torchax/tests", *CROSSING)
+
+
+def run_tests(session: nox.Session, *paths: str) -> None:
+    """Run what is asked for, or all tests of some paths (of all if there are none) over all cores."""
+    env = {"JAX_PLATFORMS": "cpu"}  # the TPU compiler must not be taken for a TPU
+    if session.posargs:
+        session.run("pytest", *session.posargs, env=env)
+    else:
+        session.run("pytest", *ALL_TESTS, *paths, env=env | SHARED_CORES)
 
 
 @nox.session(python=PYTHON)
