@@ -86,7 +86,7 @@ def test_where_it_is_not_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("text", ["", "{}", '{"when": 1', '{"schema_version": 2}'])
 def test_a_file_that_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "plan.json").write_text(text)
-    with pytest.raises(UserError, match="no record"):
+    with pytest.raises(UserError, match="record of a plan"):
         load_plan(tmp_path / "plan.json")
-    with pytest.raises(UserError, match="no such record"):
+    with pytest.raises(UserError, match="not found"):
         load_plan(tmp_path / "none.json")

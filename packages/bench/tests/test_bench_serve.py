@@ -7,9 +7,10 @@ import pytest
 from mock_process import mock_server
 
 from portlab_bench.cli import main
-from portlab_bench.commands_serve import ServeCommand, cell_seed, loads, parse_numbers, parse_objectives, parse_seconds
+from portlab_bench.commands_serve import ServeCommand, loads, parse_numbers, parse_objectives, parse_seconds
 from portlab_bench.load.server import parse_metrics
 from portlab_bench.schema import RequestRecord, ServeRun
+from portlab_bench.sweep import cell_seed
 from portlab_spec.errors import CheckFailed, UserError
 
 # One process: on a busy machine a second would be tried, and its cell kept beside the first.

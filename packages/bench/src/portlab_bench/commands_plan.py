@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from portlab_bench.records import read_record
 from portlab_spec.conversation import Record
 from portlab_spec.errors import UserError
 from portlab_spec.files import parse_json, write_json
@@ -136,13 +137,7 @@ def load_plan(path: Path) -> PlanRecord:
     Raises:
         UserError: missing, not JSON, or not of this schema.
     """
-    try:
-        return PlanRecord.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise UserError("no such record", where=str(path), fix="Write it with: portlab-bench plan --out FILE") from None
-    except ValueError as error:
-        what = str(error).splitlines()[0]
-        raise UserError(f"is no record of a plan ({what})", where=str(path), fix="Write it again") from None
+    return read_record(path, PlanRecord, "record of a plan", "Write it with: portlab-bench plan --out FILE")
 
 
 def main_plan(args: Sequence[str]) -> int:

@@ -9,32 +9,27 @@ import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-import numpy as np
 import tyro
 from rich.console import Console
 from rich.table import Table
 
 from portlab_bench import metrics, roofline
-from portlab_bench.guards import Expected, check, check_anchors
-from portlab_bench.load.arrivals import Arrivals, read_trace, schedule
+from portlab_bench.load.arrivals import Arrivals, read_trace
 from portlab_bench.load.client import Target
-from portlab_bench.load.drive import drive
-from portlab_bench.load.server import Counters, Server
-from portlab_bench.load.workloads import Name, Workload, shared_share, workload
+from portlab_bench.load.server import Server
+from portlab_bench.load.workloads import Name, workload
 from portlab_bench.machines import Precision
 from portlab_bench.mock import Behaviour, MockServer
-from portlab_bench.schema import Cell, RequestRecord, ServeRun
+from portlab_bench.schema import Cell, ServeRun
+from portlab_bench.sweep import Load, Sweep
 from portlab_spec.errors import CheckFailed, UserError
-from portlab_spec.files import write_json, write_text
+from portlab_spec.files import write_json
 from portlab_spec.report import versions
 
 Numbers = Annotated[str, tyro.conf.arg(metavar="N,N,...")]
-# Requests that a closed loop finds made, for each of its places; it makes further ones as it goes.
-_MADE_BEFORE = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,16 +82,6 @@ class ServeCommand:
     """Repeat the first cell at the end: a server that changed meanwhile spoils the comparison."""
     header: tuple[str, ...] = ()
     """Further headers, NAME=VALUE. OPENAI_API_KEY, if set, is sent as the key."""
-
-
-@dataclass(frozen=True)
-class Load:
-    """What a cell is to be."""
-
-    name: str
-    rate: float | None = None
-    concurrency: int | None = None
-    anchor: bool = False
 
 
 def parse_numbers(text: str, option: str) -> list[float]:
@@ -152,12 +137,12 @@ def loads(command: ServeCommand) -> list[Load]:
     """The cells that are asked for.
 
     Raises:
-        UserError: not exactly one of --qps, --concurrency and --trace.
+        UserError: not exactly one of --qps, --concurrency and --trace, or not well given.
     """
     if sum(option is not None for option in (command.qps, command.concurrency, command.trace)) != 1:
         raise UserError("give one of --qps, --concurrency and --trace", fix="Such as --qps 1,2,4,8")
     if command.trace is not None:
-        return [Load(f"trace {command.trace.name}")]
+        return [Load(f"trace {command.trace.name}", trace=read_trace(command.trace))]
     if command.qps is not None:
         cells = [Load(f"qps {rate:g}", rate=rate) for rate in parse_numbers(command.qps, "--qps")]
     else:
@@ -175,14 +160,13 @@ def loads(command: ServeCommand) -> list[Load]:
 
 def run_serve(command: ServeCommand) -> int:
     """Measure, write the run, print its table; 1 if a guard marks a cell."""
-    cells = loads(command)
+    asked_loads = loads(command)
     objectives = parse_objectives(command.slo)
     peaks = roofline.peaks(command.hardware, command.architecture, command.precision)
     if command.out.exists():
         raise UserError("exists", where=str(command.out), fix="Choose another --out")
     if not (command.seconds > 0 and command.warm_up >= 0 and command.timeout > 0):
         raise UserError("--seconds, --warm-up and --timeout must be positive", fix="--warm-up may be 0")
-    trace = None if command.trace is None else read_trace(command.trace)
     asked = workload(
         command.workload,
         input_tokens=command.input_tokens,
@@ -192,18 +176,28 @@ def run_serve(command: ServeCommand) -> int:
     )
     headers = _headers(command.header)
     server = Server(command.url, headers)
-    model = server.choose_model(command.model)
-    target = Target.parse(command.url, headers)
+    sweep = Sweep(
+        target=Target.parse(command.url, headers),
+        server=server,
+        model=server.choose_model(command.model),
+        workload=asked,
+        out=command.out,
+        arrivals=command.arrivals,
+        seconds=command.seconds,
+        warm_up=command.warm_up,
+        timeout=command.timeout,
+        seed=command.seed,
+        processes=command.processes,
+        objectives=objectives,
+        peaks=peaks,
+        tell=Console(stderr=True, highlight=False).print,
+    )
     command.out.mkdir(parents=True)
-    console = Console(stderr=True, highlight=False)
-    done: list[Cell] = []
-    for number, load in enumerate(cells):
-        done += _cell(command, load, number, trace, asked, target, server, model, objectives, peaks, console)
-    finished = check_anchors(done)
+    cells = sweep.run(asked_loads)
     run = ServeRun(
         when=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         url=command.url,
-        model=model,
+        model=sweep.model,
         server=server.describe(),
         workload=asked.describe(),
         objectives=objectives,
@@ -213,100 +207,20 @@ def run_serve(command: ServeCommand) -> int:
             "cores": os.cpu_count(),
             "versions": versions("portlab-bench", "httptools", "uvloop"),
         },
-        knee=_knee(finished),
-        cells=finished,
+        knee=_knee(cells),
+        cells=cells,
     )
     write_json(command.out / "serve.json", run.model_dump(mode="json"))
     Console(highlight=False).print(as_table(run))
-    bad = {cell.name: [f.what for f in cell.findings if not f.ok] for cell in finished if not cell.valid}
+    bad = {cell.name: [f.what for f in cell.findings if not f.ok] for cell in cells if not cell.valid}
     if bad:
         name, why = next(iter(bad.items()))
         raise CheckFailed(
-            f"{len(bad)} of {len(finished)} cells are marked, first {name}: {'; '.join(why)}",
+            f"{len(bad)} of {len(cells)} cells are marked, first {name}: {'; '.join(why)}",
             where=str(command.out / "serve.json"),
             fix="They are kept, and in no table; docs/bench.md says what each guard means",
         )
     return 0
-
-
-def _cell(
-    command: ServeCommand,
-    load: Load,
-    number: int,
-    trace: np.ndarray | None,
-    asked: Workload,
-    target: Target,
-    server: Server,
-    model: str,
-    objectives: dict[str, float],
-    peaks: tuple[float, float] | None,
-    console: Console,
-) -> list[Cell]:
-    """A cell, and the same again with more client processes while the client is what is too slow."""
-    found: list[Cell] = []
-    most = os.cpu_count() or 1
-    processes = 1 if command.processes == "auto" else command.processes
-    while True:
-        seed = cell_seed(command.seed, number, len(found))
-        times = _times(command, load, seed) if trace is None else trace
-        count = len(times) if times is not None else _MADE_BEFORE * (load.concurrency or 1)
-        bodies = asked.bodies(model, count, seed)
-        console.print(f"{load.name}: {'' if times is None else f'{count} requests, '}{processes} client processes ...")
-        before = server.counters()
-        outcome = drive(
-            target,
-            bodies,
-            more=partial(asked.body, model, seed),
-            times=times,
-            concurrency=load.concurrency or 0,
-            seconds=command.warm_up + command.seconds,
-            warm_up=command.warm_up,
-            timeout=command.timeout,
-            processes=processes,
-        )
-        hits = _hits(before, server.counters())
-        figures = metrics.figures(outcome.records, objectives=objectives, client_load=outcome.load, prefix_hits=hits)
-        expected = Expected(shared_share(bodies[: len(outcome.records)]), asked.fixed, peaks)
-        file = f"{len(found) or ''}{load.name.replace(' ', '-')}{'-anchor' if load.anchor else ''}.jsonl"
-        _write_records(command.out / file, outcome.records)
-        cell = Cell(
-            name=load.name,
-            mode="closed" if times is None else "open",
-            rate=load.rate,
-            concurrency=load.concurrency,
-            arrivals="closed" if times is None else str(command.trace or command.arrivals),
-            seed=seed,
-            processes=processes,
-            figures=figures,
-            findings=check(figures, expected),
-            anchor=load.anchor,
-            records=file,
-        )
-        saturated = any(f.guard in ("client", "lag") and not f.ok for f in cell.findings)
-        found.append(cell)
-        if command.processes != "auto" or not saturated or processes >= most:
-            return found
-        processes = min(2 * processes, most)
-
-
-def cell_seed(seed: int, number: int, repeated: int) -> int:
-    """Of a cell: neighbouring seeds of the user's, cells and repetitions share nothing, which a sum of them would."""
-    return int(np.random.SeedSequence([seed, number, repeated]).generate_state(1)[0])
-
-
-def _times(command: ServeCommand, load: Load, seed: int) -> np.ndarray | None:
-    if load.rate is None:
-        return None
-    return schedule(command.arrivals, load.rate, command.warm_up + command.seconds, seed)
-
-
-def _hits(before: Counters | None, after: Counters | None) -> float | None:
-    """Share of the prompt tokens of a cell that the server's prefix cache held."""
-    if before is None or after is None:
-        return None
-    added = after.since(before)
-    queries = added.get("prefix_queries")
-    return added.get("prefix_hits", 0.0) / queries if queries else None
 
 
 def _knee(cells: Sequence[Cell]) -> float | None:
@@ -328,10 +242,6 @@ def _headers(given: Sequence[str]) -> dict[str, str]:
             raise UserError(f"--header {text!r} is none", fix="Write NAME=VALUE")
         headers[name] = value
     return headers
-
-
-def _write_records(path: Path, records: Sequence[RequestRecord]) -> None:
-    write_text(path, "".join(record.model_dump_json(exclude_defaults=True) + "\n" for record in records))
 
 
 def as_table(run: ServeRun) -> Table:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from portlab_bench.records import read_record
 from portlab_spec.conversation import Record
 from portlab_spec.errors import UserError
 from portlab_spec.files import read_json, write_json
@@ -136,7 +137,7 @@ def load_compiled() -> Compiled:
     """The data file that ships."""
     file = resources.files("portlab_bench") / "data" / "compiled.json"
     with resources.as_file(file) as path:
-        return Compiled.model_validate(read_json(path, "compiled runs"))
+        return read_record(path, Compiled, "table of compiled runs", "Install portlab-bench again")
 
 
 def _run(name: str, figures: dict[str, Any]) -> CompiledRun:

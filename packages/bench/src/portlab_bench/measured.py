@@ -6,12 +6,10 @@ A cell or run that a guard marks is left out, and the table says which and why.
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from portlab_bench.costs import hourly, per_million, price_of
 from portlab_bench.evidence import Figure
-from portlab_bench.faults import first_fault
 from portlab_bench.machines import Machine, parse_machine
+from portlab_bench.records import as_record
 from portlab_bench.schema import Cell as ServeCell
 from portlab_bench.schema import Distribution, ServeRun
 from portlab_bench.tables import Cell, Table, cell, text
@@ -40,10 +38,7 @@ def read_runs(paths: Sequence[Path]) -> list[Named]:
                 where=str(path),
                 fix="Give serve.json or train.json of portlab-bench",
             )
-        try:
-            found.append((str(path), kind.model_validate(raw)))
-        except ValidationError as error:
-            raise UserError(first_fault(error), where=str(path), fix="Write the run anew") from None
+        found.append((str(path), as_record(raw, kind, "run", path, "Write the run anew")))
     return found
 
 

@@ -150,7 +150,7 @@ class Cell(Record):
         mode: "open": requests are sent when due, whatever the server does; "closed": so many are under way.
         rate: requests per second of the open loop.
         concurrency: of the closed loop.
-        arrivals: "poisson", "constant" or the trace's file.
+        arrivals: "poisson", "constant", "trace" (whose file the name says), or "closed".
         seed: of arrivals and prompts; no two cells share prompts. None of an imported run that does not give it.
         processes: client processes; None of an imported run.
         figures: None if nothing was answered.

@@ -19,16 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
-from portlab_bench.faults import first_fault
+from portlab_bench.records import read_record
 from portlab_bench.train_figures import compare, run_findings, same_rows, steady, step_times
 from portlab_bench.train_schema import BackendName, BackendRun, TrainRun
 from portlab_bench.train_trl import RUNNER, Work, counts, read_work, require_able, write_work
 from portlab_spec.assets import resolve_model
 from portlab_spec.data.tokens import Row
 from portlab_spec.errors import UserError
-from portlab_spec.files import read_json, sha256_json, write_json, write_text
+from portlab_spec.files import sha256_json, write_json, write_text
 from portlab_spec.packing import BatchOrder
 from portlab_spec.recipe import Recipe
 from portlab_spec.report import Report, versions
@@ -265,10 +264,7 @@ def read_run(
         UserError: a file is missing or is not what trainers write, or the report is of another recipe or backend.
     """
     file = folder / "report.json"
-    try:
-        report = Report.model_validate(read_json(file, "the run's report"))
-    except ValidationError as error:
-        raise UserError(f"is no report: {first_fault(error)}", where=str(file), fix="Repeat the run") from None
+    report = read_record(file, Report, "report of a run", "Repeat the run")
     if report.backend != base.backend:
         raise UserError(f"is of the backend {report.backend}", where=str(file), fix="Check --python")
     digest = sha256_json(report.recipe)
@@ -361,11 +357,4 @@ def load_train_run(path: Path) -> TrainRun:
     Raises:
         UserError: missing, not JSON, or not of this schema.
     """
-    try:
-        return TrainRun.model_validate(read_json(path, "the comparison of trainers"))
-    except ValidationError as error:
-        raise UserError(
-            f"is no train.json: {first_fault(error)}",
-            where=str(path),
-            fix="Write it with: portlab-bench train",
-        ) from None
+    return read_record(path, TrainRun, "comparison of trainers", "Write it with: portlab-bench train")

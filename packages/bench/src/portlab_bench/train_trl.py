@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from portlab_bench.faults import first_fault
+from portlab_bench.records import read_record
 from portlab_bench.train_figures import run_findings, steady
 from portlab_bench.train_schema import BackendRun, StepTime
 from portlab_spec.data.tokens import Row
@@ -161,14 +161,7 @@ def read_work(base: BackendRun, folder: Path, recipe: Recipe, work: Work, starte
         UserError: the result is missing or is not what the runner writes.
     """
     file = folder / RESULT
-    try:
-        found = Measured.model_validate(read_json(file, "TRL's result"))
-    except ValidationError as error:
-        raise UserError(
-            f"is not what the runner writes: {first_fault(error)}",
-            where=str(file),
-            fix="Repeat the run",
-        ) from None
+    found = read_record(file, Measured, "result of TRL's runner", "Repeat the run")
     if len(found.step_seconds) != len(found.losses):
         raise UserError("has step times and losses of different numbers", where=str(file), fix="Repeat the run")
     device = read_json(folder / "settings.json", "TRL's settings")["device"]
