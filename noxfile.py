@@ -7,8 +7,9 @@ nox -s train_xla     the same job on TRL: PyTorch/XLA, CUDA or CPU (arguments af
 nox -s train_torchax the same job on transformers' models with a JAX step (arguments after -- go to train-torchax)
 nox -s serve_cpu     serve that model with vLLM on this CPU: a chat with tools, parsers, load, scores
 nox -s image         build the vLLM-TPU image and try it, without a TPU (arguments after -- go to docker/check_image.py)
-nox -s tests         lint, then all tests (arguments after -- go to pytest)
+nox -s tests         lint, all tests, the documentation site (arguments after -- go to pytest)
 nox -s lint          ruff and mypy
+nox -s docs          build the documentation site into site/ (arguments after -- go to mkdocs: serve)
 nox -s lock          rewrite requirements/*.txt and docker/requirements.txt
 nox -l               lists these and the benchmarks
 """
@@ -130,6 +131,7 @@ ENVIRONMENTS = {
         packages=WITH_TORCHAX,
         like="tests",
     ),
+    "docs": Environment(extras=(), more=("mkdocs-material==9.8.2",), packages=()),
     # Tunix and what it was measured with; it needs other versions than the tests.
     "bench_tunix": Environment(
         extras=(),
@@ -260,6 +262,7 @@ def tests(session: nox.Session) -> None:
     if not session.posargs:
         session.notify("tests_xla")
         session.notify("tests_torchax")
+        session.notify("docs")
 
 
 @nox.session(python=PYTHON)
@@ -283,6 +286,13 @@ def run_tests(session: nox.Session, *paths: str) -> None:
         session.run("pytest", *session.posargs, env=env)
     else:
         session.run("pytest", *ALL_TESTS, *paths, env=env | SHARED_CORES)
+
+
+@nox.session(python=PYTHON)
+def docs(session: nox.Session) -> None:
+    """Build the documentation site; a link that leads nowhere is an error."""
+    install(session, "docs")
+    session.run("mkdocs", *(session.posargs or ["build"]), env={"NO_MKDOCS_2_WARNING": "1"})
 
 
 @nox.session(python=PYTHON)

@@ -26,8 +26,8 @@ PROGRAMS = {
 HEAD = """# Error messages
 
 Every message of Portlab, read from the code that raises it, with what to do about it. A program prints one line,
-`where: what. remedy`, and ends with the exit code: 2 for input that it cannot take, 1 for a check that failed. `…`
-stands for what differs from case to case: search for the words around it. `--debug` shows where in the code it happened.
+`where: what. remedy`, and ends with the exit code: 2 for input that it cannot take, 1 for a check that failed. `…` is
+what differs from case to case: search for the words around it. `--debug` shows where in the code it happened.
 """
 
 
