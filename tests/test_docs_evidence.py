@@ -9,7 +9,9 @@ PAGE = (ROOT / "docs/porting.md").read_text()
 
 def test_every_test_that_is_named_exists():
     files = [*ROOT.glob("packages/*/tests/**/test_*.py"), *ROOT.glob("tests/test_*.py")]
-    known = {name for file in files for name in re.findall(r"^\s*(?:async )?def (test_\w+)", file.read_text(), re.MULTILINE)}
+    known = {
+        name for file in files for name in re.findall(r"^\s*(?:async )?def (test_\w+)", file.read_text(), re.MULTILINE)
+    }
     named = set(re.findall(r"`(test_\w+)`", PAGE))
     assert len(named) > 30
     assert named - known == set()

@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("packages/*/README.md"))]
+DOCS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted(ROOT.glob("packages/*/README.md")),
+]
 NOXFILE = (ROOT / "noxfile.py").read_text()
 SESSIONS = set(re.findall(r'^def (\w+)\(session|^    "(\w+)": Benchmark\(', NOXFILE, re.MULTILINE))
 SESSIONS = {name for pair in SESSIONS for name in pair if name}
@@ -305,3 +310,10 @@ def _parts(figures):
 
 def _holds(line, cells):
     return all(cell in line for cell in cells)
+
+
+def test_paths_in_the_guide_for_contributors_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    paths = set(re.findall(r"(?:packages|tests|docs|bench)/[\w./-]*\w", text))
+    assert len(paths) > 8
+    assert [path for path in paths if not (ROOT / path).exists()] == []
