@@ -1,0 +1,1 @@
+"""GPU fine-tuning recipes of other trainers, as Portlab recipes."""

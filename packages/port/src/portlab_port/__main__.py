@@ -1,0 +1,5 @@
+"""`python -m portlab_port` is `portlab-port`."""
+
+from portlab_port.cli import entry
+
+entry()

@@ -1,0 +1,100 @@
+"""What a GPU recipe says, whatever its dialect: named settings, each with its value and where it was read."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Style = Literal["trl", "axolotl", "llama-factory", "unsloth", "script", "command"]
+
+_SECRET = re.compile(r"(^|_)(token|api_?key|secret|password)(_|$)|webhook", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A value that only running the script would tell.
+
+    Attributes:
+        text: the expression as it stands.
+        why: what about it is not known.
+    """
+
+    text: str
+    why: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting.
+
+    Attributes:
+        name: dialect-neutral name, a key of `rules.RULES`.
+        value: the value, of the rule's kind.
+        key: the name it has in its dialect.
+        where: file and line, or file and key.
+        default_of: the library whose default this is; empty if the file says it.
+    """
+
+    name: str
+    value: Any
+    key: str
+    where: str
+    default_of: str = ""
+
+    @property
+    def text(self) -> str:
+        """The value as the report shows it; secrets are not shown."""
+        return shown(self.key, self.value)
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A key that no table of the dialect has."""
+
+    key: str
+    value: Any
+    where: str
+
+    @property
+    def text(self) -> str:
+        """The value as the report shows it."""
+        return shown(self.key, self.value)
+
+
+@dataclass(frozen=True)
+class GpuRecipe:
+    """A GPU recipe, read but not judged; at most one setting of a name."""
+
+    style: Style
+    source: str
+    settings: tuple[Setting, ...]
+    unknown: tuple[Unknown, ...] = ()
+
+    def named(self) -> Mapping[str, Setting]:
+        """Settings by neutral name."""
+        return {setting.name: setting for setting in self.settings}
+
+
+def shown(key: str, value: Any) -> str:
+    """A value in a line of a report: YAML's words, no secrets, at most 80 characters."""
+    if _SECRET.search(key) and isinstance(value, str) and value and not value.startswith("<"):
+        return "(hidden)"
+    text = " ".join(_plain(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {shown(str(key), inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return "[" + ", ".join(_plain(inner) for inner in value) + "]"
+    return str(value)
