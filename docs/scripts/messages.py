@@ -93,7 +93,7 @@ def _cell(text: str) -> str:
     """Text that Markdown and HTML leave as it is; what stands in backticks they leave so by themselves."""
     plain_and_code = " ".join(text.split()).replace("|", "\\|").split("`")
     for i in range(0, len(plain_and_code), 2):
-        plain_and_code[i] = re.sub(r"[\\<>*_\[\]](?!\|)", r"\\\g<0>", plain_and_code[i])
+        plain_and_code[i] = re.sub(r"[\\<>*\[\]](?!\|)|\b_|_\b", r"\\\g<0>", plain_and_code[i])
     return "`".join(plain_and_code)
 
 
