@@ -102,7 +102,7 @@ def _converted(entry: Entry, meaning: Key) -> Setting | None:
             return None
     elif not isinstance(value, Computed):
         value = _typed(value, RULES[name].kind, entry)
-    return Setting(name, value, entry.key, entry.where)
+    return Setting(name, value, entry.key, entry.where, raw=entry.value)
 
 
 def _merged(settings: list[Setting]) -> list[Setting]:

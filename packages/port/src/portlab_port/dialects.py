@@ -117,12 +117,12 @@ _TRAINER = {
     **_all_to("per_device_eval_batch_size", "per_gpu_eval_batch_size"),
     **_all_to("fsdp_config", "fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap parallelism_config"),
     **_all_to("dataloader_other", "dataloader_multiprocessing_context dataloader_in_order"),
-    **_all_to("eval_other", "prediction_loss_only bf16_full_eval fp16_full_eval greater_is_better include_for_metrics "
+    **_all_to("eval_other", "do_train do_eval do_predict prediction_loss_only bf16_full_eval fp16_full_eval greater_is_better include_for_metrics "
               "batch_eval_metrics label_names include_inputs_for_metrics"),
     **_all_to("save_other", "enable_jit_checkpoint ignore_data_skip restore_callback_states_from_checkpoint"),
     **_all_to("logging_other", "log_on_each_node include_num_input_tokens_seen include_tokens_per_second"),
     **_all_to("tracker_project", "project"),
-    **_all_to("launcher", "do_train do_eval do_predict use_cpu no_cuda use_mps_device"),
+    **_all_to("launcher", "use_cpu no_cuda use_mps_device"),
     **_all_to("fused_kernels", "jit_mode_eval use_ipex fp16_backend half_precision_backend fp16_opt_level"),
     "train_sampling_strategy": Key("group_by_length", _by_length),
 }  # fmt: skip
@@ -372,7 +372,8 @@ LLAMA_FACTORY = Dialect(
     },
     prefixes={**_TRAINER_PREFIXES, "swanlab_": "tracker_project", "ray_": "launcher", "galore_": "optim_args",
               "apollo_": "optim_args", "badam_": "optim_args"},
-    defaults={**HF_DEFAULTS, "max_length": 2048, "gradient_checkpointing": True, "use_lora": True, "stage": "sft"},
+    defaults={**HF_DEFAULTS, "max_length": 2048, "gradient_checkpointing": True, "use_lora": True, "stage": "sft",
+              "train_on_inputs": False},
     defaults_of="LLaMA-Factory",
     lora_defaults={"r": 8, "lora_alpha": _twice, "lora_dropout": 0.0, "target_modules": "all-linear"},
     lora_defaults_of="LLaMA-Factory",
@@ -432,7 +433,7 @@ UNSLOTH = Dialect(
         "revision": Key("revision"), "use_lora": Key("use_lora"),
     },
     prefixes=_TRAINER_PREFIXES,
-    defaults=UNSLOTH_DEFAULTS,
+    defaults={**UNSLOTH_DEFAULTS, "use_lora": True},
     defaults_of="Unsloth",
     lora_defaults=UNSLOTH_LORA,
     lora_defaults_of="Unsloth",

@@ -233,6 +233,8 @@ class Script:
         match node.value:
             case ast.Name(id="torch" | "jnp" | "np" | "TaskType" | "SchedulerType" | "OptimizerNames"):
                 return node.attr
+            case ast.Name(id="os"):
+                raise _UnknownError("the environment decides it")
             case ast.Name(id=owner) if owner in self._fields:
                 return self._field(owner, node.attr)
             case ast.Name(id=owner):

@@ -94,7 +94,9 @@ def _rest(build: Build) -> None:
     """What no step has taken: the rule says all."""
     for setting in build.left():
         rule = RULES[setting.name]
-        if rule.fate != "cannot":
+        if rule.fate == "changes" and setting.value is False:
+            build.note(setting, fate="carries", why="not in use there, nor here")
+        elif rule.fate != "cannot":
             build.note(setting)
         elif _is_off(setting.value, rule.off):
             build.note(setting, fate="carries", became="", why="not in use there, and never here")

@@ -26,6 +26,8 @@ def data(build: Build) -> None:
     else:
         _dataset(build, setting, chosen)
     for other in build.gpu.settings:
+        if other.name == "dataset_split" and "[" in str(other.value):
+            build.note(other, became="data", why="take those rows out of the file")
         if other.name == "dataset_format" and isinstance(other.value, str) and other.value not in _READ:
             build.note(
                 other, why=f"rows of that type must be turned into one of the known shapes: {other.value} is none"
@@ -93,8 +95,8 @@ def mask(build: Build) -> None:
             build.note(history, fate="carries", why="all answers are learnt")
     if not said:
         build.sums.append(
-            "loss: on what the assistant says, calls and stop tokens included; the GPU recipe names no mask, and TRL's "
-            "default on conversations and plain text is the whole row"
+            "loss: on what the assistant says, calls and stop tokens included; the GPU recipe names no mask, and "
+            "TRL learns whole rows then, unless they have a prompt and a completion"
         )
 
 

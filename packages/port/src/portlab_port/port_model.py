@@ -162,7 +162,7 @@ def _format(build: Build, known: str | None) -> None:
 def _targets(build: Build) -> None:
     setting = build.find("target_modules")
     flags = {name: build.find(f"finetune_{name}_modules") for name in ("attention", "mlp")}
-    if any(flags.values()) and (setting is None or setting.default_of):
+    if any(flags.values()) and (setting is None or setting.default_of or setting.value == "all-linear"):
         names = [*SEVEN[:4]] if build.value("finetune_attention_modules", True) else []
         names += [*SEVEN[4:]] if build.value("finetune_mlp_modules", True) else []
         became = build.set("lora.targets", tuple(names))

@@ -285,8 +285,8 @@ def _remat(build: Build) -> None:
         build.note(offload, fate="carries", why="not in use there, nor here")
     if checkpointing is None:
         return
-    value = checkpointing.value
-    if value in (False, "false", "none", "no", 0, "0"):
+    value = str(checkpointing.value).lower()
+    if value in ("false", "none", "no", "0"):
         became = became or build.set("remat", "none")
         build.note(checkpointing, fate="carries", became=became, why="nothing is computed again")
         return

@@ -126,7 +126,7 @@ def _entries(words: list[str], dialect: Dialect, source: str) -> Iterator[Entry]
             per_node = (key, value)
         elif key == "mixed_precision":
             if value in ("bf16", "fp16"):
-                yield Entry(key, True, source, Key(str(value)))
+                yield Entry(key, value, source, Key(str(value), lambda _: True))
         else:
             starts = key.startswith(("fsdp_", "deepspeed_", "zero", "offload_"))
             yield Entry(key, value, source, LAUNCHERS.get(key) or (Key("fsdp") if starts else None))
@@ -142,13 +142,17 @@ def _entries(words: list[str], dialect: Dialect, source: str) -> Iterator[Entry]
 def _script_at(words: list[str]) -> int:
     """Where the trainer's own options begin."""
     for index, word in enumerate(words):
-        if word.endswith(".py") and not (index and words[index - 1].startswith("--")):
+        if word.endswith(".py") and not (index and _takes_value(words[index - 1])):
             return index + 1
         if word in ("-m", "--module") and index + 1 < len(words) and words[0] not in ("accelerate",):
             return index + 2
     if words and PurePath(words[0]).name in ("trl", "llamafactory-cli"):
         return 2
     return len(words)
+
+
+def _takes_value(word: str) -> bool:
+    return word.startswith("--") and "=" not in word and word[2:].replace("-", "_") not in _SWITCHES
 
 
 def _options(words: list[str], source: str, switches: tuple[str, ...]) -> Iterator[tuple[str, object]]:

@@ -105,7 +105,7 @@ class _Reader:
     def dialect(self) -> Dialect:
         """The defaults of the libraries that the script calls."""
         if self.unsloth:
-            return dialects.UNSLOTH
+            return replace(dialects.UNSLOTH, defaults=dialects.UNSLOTH_DEFAULTS)
         if self._config is not None and callee(self._config) != "SFTConfig":
             sft = callee(self._trainer) == "SFTTrainer"
             defaults = {**dialects.HF_DEFAULTS, **({"max_length": 1024} if sft else {})}
@@ -292,8 +292,8 @@ class _Reader:
                     meaning = Key("tracker_project" if tracker else "cuda_env")
                     yield Entry(str(name), self._script.value(value), f"{self._source}:{node.lineno}", meaning)
                 case ast.Assign(targets=[ast.Attribute(attr=attribute)], value=value) if attribute in _ATTRIBUTES:
-                    key, where = ast.unparse(node.targets[0]), f"{self._source}:{node.lineno}"
-                    yield Entry(key, self._script.value(value), where, _ATTRIBUTES[attribute])
+                    target, where = ast.unparse(node.targets[0]), f"{self._source}:{node.lineno}"
+                    yield Entry(target, self._script.value(value), where, _ATTRIBUTES[attribute])
 
     def _where(self, call: ast.Call) -> str:
         return f"{self._source}:{call.lineno}"

@@ -77,6 +77,7 @@ _MODEL_RULES = (
         ("model", "text", "model, format", "the model carries over; its family decides the wire format"),
         ("chat_template", "any", "format", "a format writes Gemma's own template, with a mask that is right by "
          "construction; no other template can be trained"),
+        ("tokenizer", "text", "", "the tokenizer is the model's own"),
         ("dtype", "text", "dtype", "the frozen base is bfloat16 on TPU; adapters, moments, norms and loss are float32"),
     ),
     *_carries(_DATA, ("revision", "text", "revision", "the same commit of the weights")),
@@ -87,7 +88,7 @@ _MODEL_RULES = (
             "device_map low_cpu_mem_usage max_memory"),
     *_drops("models.md", "models are read from config.json and safetensors; code of a repository is never run",
             "trust_remote_code token model_init_kwargs model_type tokenizer_type processor_type model_loading "
-            "use_fast_tokenizer cache_dir tokenizer use_exact_model_name fast_inference gpu_memory_utilization"),
+            "use_fast_tokenizer cache_dir use_exact_model_name fast_inference gpu_memory_utilization"),
     *_drops("formats.md#the-mask", "the format knows its own begin, stop and padding tokens, and learns the stop token",
             "eos_token pad_token special_tokens eot_tokens padding_side"),
     *_cannot(
@@ -168,9 +169,9 @@ _OPTIMISER_RULES = (
         _OPTIMISER,
         ("learning_rate", "float", "optimizer.learning_rate", "the same peak"),
         ("weight_decay", "float", "optimizer.weight_decay", "decoupled, as in AdamW"),
-        ("adam_beta1", "float", "optimizer.b1", "the same"),
+        ("adam_beta1", "float", "optimizer.b1", "the same decay of the first moment"),
         ("adam_beta2", "float", "optimizer.b2", "the same; written, as a recipe's own default is 0.99"),
-        ("adam_epsilon", "float", "optimizer.eps", "the same"),
+        ("adam_epsilon", "float", "optimizer.eps", "the same, beside the root of the second moment"),
         ("max_grad_norm", "float", "optimizer.clip_norm", "the same global norm"),
         ("lr_scheduler_type", "text", "optimizer.schedule, optimizer.final_fraction", "the same shape, to the same "
          "last rate"),
@@ -209,6 +210,7 @@ _BATCH_RULES = (
         ("per_device_train_batch_size", "int", "batch_size", "the batch is written once for all devices: per device x "
          "devices x accumulation"),
         ("devices", "int", "batch_size", "counts in the batch; how many TPU chips there are changes no loss"),
+        ("config_file", "text", "", "accelerate's file is not read: --devices says how many GPUs there were"),
         ("num_train_epochs", "float", "steps", "epochs x rows / batch, counted as the GPU trainer counts them"),
     ),
     *_carries(
@@ -256,7 +258,7 @@ _BATCH_RULES = (
     *_drops("training.md#devices", "replaced by the mesh: data, fsdp and tp are chosen so that the weights fit, and "
             "nothing is wrapped",
             "fsdp fsdp_config deepspeed tensor_parallel_size context_parallel_size ddp accelerator_config local_rank "
-            "launcher config_file"),
+            "launcher"),
     *_drops("training.md#devices", "CUDA's and NCCL's own; XLA does its collectives itself",
             "cuda_env tf32 full_determinism"),
     *_drops(_GLOBAL, "the loss is always divided by the supervised tokens of the whole step",

@@ -36,6 +36,7 @@ class Setting:
         key: the name it has in its dialect.
         where: file and line, or file and key.
         default_of: the library whose default this is; empty if the file says it.
+        raw: the value as it stands there, before conversion.
     """
 
     name: str
@@ -43,11 +44,12 @@ class Setting:
     key: str
     where: str
     default_of: str = ""
+    raw: Any = None
 
     @property
     def text(self) -> str:
-        """The value as the report shows it; secrets are not shown."""
-        return shown(self.key, self.value)
+        """The value as the report shows it: as it was read; secrets are not shown."""
+        return shown(self.key, self.value if self.raw is None else self.raw)
 
 
 @dataclass(frozen=True)
