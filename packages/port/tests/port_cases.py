@@ -7,6 +7,13 @@ from portlab_port.build import Answers
 CONFIGS = Path(__file__).parent / "configs"
 REPORTS = Path(__file__).parent / "reports"
 
+
+def config(name: str) -> str:
+    """The text of a configuration; scripts lie there as text, as they are read and never run."""
+    file = CONFIGS / name
+    return (file if file.exists() else CONFIGS / f"{name}.txt").read_text()
+
+
 CASES: dict[str, tuple[int | None, Answers]] = {
     "trl_sft.yaml": (2, Answers(rows=15011)),
     "handbook_gemma_full.yaml": (8, Answers(rows=9500, accept=frozenset({"chat_template"}))),

@@ -41,7 +41,7 @@ def test_devices_by_hand_come_first():
     [
         f"python {TRAIN} --use_peft --lora_target_modules q_proj v_proj --learning_rate 3e-4",
         f"python {TRAIN} \\\n  --use_peft --lora-target-modules q_proj v_proj \\\n  --learning-rate=3e-4 > log 2>&1",
-        f'RATE=3e-4\nTARGETS="q_proj"\npython {TRAIN} --use_peft --lora_target_modules $TARGETS v_proj --learning_rate ${{RATE}}',
+        f'RATE=3e-4\nQ="q_proj"\npython {TRAIN} --use_peft --lora_target_modules $Q v_proj --learning_rate ${{RATE}}',
         f"# a comment\nset -e\ncd work\npython {TRAIN} --use_peft --lora_target_modules q_proj v_proj "
         "--learning_rate ${RATE:-3e-4}",
     ],

@@ -6,7 +6,7 @@
 import os
 
 import pytest
-from port_cases import CASES, CONFIGS, REPORTS
+from port_cases import CASES, CONFIGS, REPORTS, config
 
 from portlab_port.port import port
 from portlab_port.read import read
@@ -20,7 +20,7 @@ from portlab_spec.recipe import load_recipe
 def case(request):
     name = request.param
     devices, answers = CASES[name]
-    gpu = read((CONFIGS / name).read_text(), name)
+    gpu = read(config(name), name)
     return name, gpu, port(gpu, devices, answers)
 
 
@@ -48,10 +48,10 @@ def test_recipe_and_report_are_the_committed_ones(case):
 
 
 def test_there_are_ten_configurations_of_all_styles():
-    styles = {read((CONFIGS / name).read_text(), name).style for name in CASES}
+    styles = {read(config(name), name).style for name in CASES}
     assert len(CASES) >= 10
     assert styles == {"trl", "axolotl", "llama-factory", "unsloth", "script", "command"}
-    assert sorted(CASES) == sorted(file.name for file in CONFIGS.iterdir())
+    assert sorted(CASES) == sorted(file.name.removesuffix(".txt") for file in CONFIGS.iterdir())
 
 
 # Worked out by hand from each configuration: examples in a step, steps, warm-up, rank, learning rate.
@@ -74,7 +74,7 @@ def test_there_are_ten_configurations_of_all_styles():
 )
 def test_the_numbers(name, expected):
     devices, answers = CASES[name]
-    recipe = port(read((CONFIGS / name).read_text(), name), devices, answers).recipe
+    recipe = port(read(config(name), name), devices, answers).recipe
     rank = recipe.lora.rank if recipe.method == "lora" else None
     optimizer = recipe.optimizer
     assert (recipe.batch_size, recipe.steps, optimizer.warmup_steps, rank, optimizer.learning_rate) == expected

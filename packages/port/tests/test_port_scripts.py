@@ -99,9 +99,7 @@ def test_a_value_given_by_hand_takes_its_place():
 
 def test_nothing_is_run(tmp_path):
     target = tmp_path / "ran"
-    text = script(
-        "max_steps=9, seed=open(r'%s', 'w').write('x')" % target, before=f"open(r'{target}', 'w')\nimport os\n"
-    )  # noqa: UP031
+    text = script(f"max_steps=9, seed=open(r'{target}', 'w').write('x')", before=f"open(r'{target}', 'w')\n")
     with pytest.raises(UserError):
         recipe(text)
     assert not target.exists()

@@ -188,10 +188,10 @@ def test_layers_by_number_become_expressions():
     base = """\
 from trl import SFTTrainer, SFTConfig
 from peft import LoraConfig
-SFTTrainer("m", args=SFTConfig(max_steps=9), peft_config=LoraConfig(layers_to_transform=[0, 1], target_modules=["q_proj"]),
-           model="google/gemma-3-270m-it")
+SFTTrainer(model="google/gemma-3-270m-it", args=SFTConfig(max_steps=9),
+           peft_config=LoraConfig(layers_to_transform=[0, 1], target_modules=["q_proj"]))
 """
-    result = recipe(base=base.replace('"m", ', ""), name="a.py", data="rows.jsonl")
+    result = recipe(base=base, name="a.py", data="rows.jsonl")
     assert result.lora.targets == (r".*layers\.(0|1)\..*q_proj",)
 
 

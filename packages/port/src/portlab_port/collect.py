@@ -127,7 +127,12 @@ def _typed(value: Any, kind: Kind, entry: Entry) -> Any:
     try:
         return _cast(value, kind)
     except (ValueError, TypeError, OverflowError):
-        names = {"float": "a number", "int": "a whole number", "bool": "true or false"}
+        names = {
+            "float": "a number",
+            "int": "a whole number",
+            "bool": "true or false",
+            "names": "a name or a list of names",
+        }
         what = f"{entry.key} must be {names.get(kind, kind)}, not {shown(entry.key, value)!r}"
         raise UserError(what, where=entry.where, fix="Mend the value") from None
 
@@ -157,6 +162,12 @@ def _cast(value: Any, kind: Kind) -> Any:
             if isinstance(value, dict | list | tuple):
                 raise TypeError(value)
             return str(value)
+        case "names":
+            if isinstance(value, str):
+                return value
+            if not isinstance(value, list | tuple):
+                raise TypeError(value)
+            return tuple(str(part) for part in value if part is not None)
         case "list":
             if isinstance(value, str):
                 return tuple(part.strip() for part in value.split(",") if part.strip())

@@ -117,7 +117,8 @@ _TRAINER = {
     **_all_to("per_device_eval_batch_size", "per_gpu_eval_batch_size"),
     **_all_to("fsdp_config", "fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap parallelism_config"),
     **_all_to("dataloader_other", "dataloader_multiprocessing_context dataloader_in_order"),
-    **_all_to("eval_other", "do_train do_eval do_predict prediction_loss_only bf16_full_eval fp16_full_eval greater_is_better include_for_metrics "
+    **_all_to("eval_other", "do_train do_eval do_predict prediction_loss_only "
+              "bf16_full_eval fp16_full_eval greater_is_better include_for_metrics "
               "batch_eval_metrics label_names include_inputs_for_metrics"),
     **_all_to("save_other", "enable_jit_checkpoint ignore_data_skip restore_callback_states_from_checkpoint"),
     **_all_to("logging_other", "log_on_each_node include_num_input_tokens_seen include_tokens_per_second"),

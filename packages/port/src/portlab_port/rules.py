@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Fate = Literal["carries", "changes", "cannot", "drops"]
-Kind = Literal["float", "int", "bool", "text", "list", "any"]
+Kind = Literal["float", "int", "bool", "text", "list", "names", "any"]
 
 FATES: dict[Fate, str] = {
     "carries": "means the same here",
@@ -23,7 +23,7 @@ class Rule:
 
     Attributes:
         name: neutral name, in Hugging Face's terms where they have one.
-        kind: type of the value.
+        kind: type of the value; `list` splits text at commas, `names` is text or a list of it.
         fate: what becomes of it.
         to: recipe keys that say it, separated by commas.
         why: the reason, one or two plain sentences.
@@ -131,7 +131,7 @@ _LORA_RULES = (
     ),
     *_changes(
         _LORA,
-        ("target_modules", "any", "lora.targets", "layers of the text model alone; a vision tower is never adapted"),
+        ("target_modules", "names", "lora.targets", "layers of the text model alone; a vision tower is never adapted"),
         ("layers_to_transform", "any", "lora.targets", "said by regular expressions over the layer numbers"),
         ("finetune_attention_modules", "bool", "lora.targets", "the four projections of attention"),
         ("finetune_mlp_modules", "bool", "lora.targets", "the three projections of the MLP"),
@@ -269,7 +269,7 @@ _BATCH_RULES = (
 _DATA_RULES = (
     *_changes(
         "data.md#files",
-        ("dataset", "any", "data", "a file or folder on this machine; the Hub is not read while training"),
+        ("dataset", "names", "data", "a file or folder on this machine; the Hub is not read while training"),
         ("dataset_format", "any", "", "the shape of a row is told by its marks"),
         ("dataset_split", "text", "train_splits", "rows carry their split: train, validation or test"),
         ("dataset_config", "text", "data", "take that configuration's files"),
@@ -314,7 +314,7 @@ _WATCH_RULES = (
         ("evals_per_epoch", "float", "eval_every", "counted in steps"),
         ("save_strategy", "text", "save_every", "counted in steps"),
         ("saves_per_epoch", "float", "save_every", "counted in steps"),
-        ("report_to", "any", "trackers", "metrics.jsonl is always written; tensorboard and trackio go beside it"),
+        ("report_to", "names", "trackers", "metrics.jsonl is always written; tensorboard and trackio go beside it"),
         ("metric_for_best_model", "text", "keep_best", "the monitored loss alone decides"),
     ),
     *_drops(_WATCH, "runs have a folder, a log and a report of their own",
