@@ -2,7 +2,6 @@
 
 import re
 from types import SimpleNamespace
-from typing import Any
 
 from portlab_port.build import Build
 from portlab_port.dialects import SEVEN
@@ -220,12 +219,12 @@ def _check_targets(build: Build) -> None:
     config = published_config(str(build.fields.get("model", "")))
     if config is None or "lora.targets" not in build.fields:
         return
-    fields: dict[str, Any] = {
-        "rank": build.fields.get("lora.rank", 8), "alpha": build.fields.get("lora.alpha", 8.0), "use_rslora": False,
-        "targets": build.fields["lora.targets"], "rank_pattern": build.fields.get("lora.rank_pattern", {}),
-        "alpha_pattern": build.fields.get("lora.alpha_pattern", {}),
-    }  # fmt: skip
+    # Their values are the recipe's to check.
+    patterns = {
+        name: dict.fromkeys(build.fields.get(f"lora.{name}", {}), 1) for name in ("rank_pattern", "alpha_pattern")
+    }
+    chosen = SimpleNamespace(rank=1, alpha=1.0, use_rslora=False, targets=build.fields["lora.targets"], **patterns)
     try:
-        plan_adapter(config, SimpleNamespace(**fields))
+        plan_adapter(config, chosen)
     except UserError as error:
         build.fault(f"{error.what}; {error.fix}")
