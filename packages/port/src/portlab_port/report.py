@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 from portlab_port.build import Note, Ported
-from portlab_port.rules import FATES, Fate
+from portlab_port.rules import FATES, GROUPS, Fate
 from portlab_port.settings import GpuRecipe
 
 _TITLES: dict[Fate, str] = {
@@ -75,3 +75,18 @@ def _row(note: Note) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+def rules_table() -> str:
+    """The rules as Markdown, for the manual: a table for each group, settings with one reason in one row."""
+    lines: list[str] = []
+    for title, rules in GROUPS.items():
+        rows: dict[tuple[str, str, str], list[str]] = {}
+        for rule in rules:
+            fate = "error" if rule.loss else rule.fate
+            rows.setdefault((fate, rule.to, rule.why), []).append(rule.name)
+        lines += ["", f"### {title}", "", "| setting | fate | recipe | why |", "|---|---|---|---|"]
+        for (fate, to, why), names in rows.items():
+            keys = ", ".join(f"`{key.strip()}`" for key in to.split(",")) if to else ""
+            lines.append(f"| {', '.join(f'`{name}`' for name in names)} | {fate} | {keys} | {_cell(why)} |")
+    return "\n".join(lines[1:]) + "\n"
