@@ -67,7 +67,7 @@ def test_there_are_ten_configurations_of_all_styles():
         ("unsloth_gemma3_270m.py", (8, 100, 5, 128, 5e-5)),
         ("unsloth_functiongemma.py", (4 * 2, 100, 5, 16, 2e-4)),  # the batch is Unsloth's default
         ("gemma_qlora_guide.py", (4 * 4, 1875, 0, 16, 2e-4)),  # 2500 rows of 4 examples, 625 updates, 3 times
-        ("fsdp_fitness.py", (4 * 8, 24, 0, 32, 1e-4)),  # drop_last: floor(149 / 32) = 4, 6 times
+        ("fsdp_fitness.py", (4, 222, 0, 32, 1e-4)),  # SPMD: 4 over all devices; drop_last: 37 batches, 6 times
         ("transformers_fp16.py", (2 * 8, 400, 20, 64, 1e-4)),
         ("accelerate_sft.sh", (2 * 8 * 2, 500, 10, 32, 1e-4)),
     ],

@@ -333,6 +333,19 @@ def test_a_packed_batch_needs_to_know_what_a_row_holds():
     assert recipe(more, accept=["packing"]).batch_size == 4
 
 
+def test_per_device_is_global_under_xla():
+    """One process drives all devices there: what TRL calls per device are the rows of the mesh."""
+    more = "per_device_train_batch_size: 4\nfsdp: full_shard\nfsdp_config: {{xla: true, xla_fsdp_v2: {}}}\n"
+    assert recipe(more.format("true"), devices=8).batch_size == 4
+    assert recipe(more.format("false"), devices=8).batch_size == 32
+
+
+def test_what_full_batches_make_of_epochs_is_said():
+    base = BASE.replace("max_steps: 100", "num_train_epochs: 3")
+    assert "seen 4.8 times" in " ".join(ported(base=base, rows=10).sums)  # 2 steps of 8, thrice, are 48 rows of 10
+    assert "seen" not in " ".join(ported(base=base, rows=80).sums)
+
+
 def test_rows_that_are_not_packed_there_are_packed_here():
     assert recipe("packing: false\n").pack
 
@@ -375,6 +388,12 @@ def test_an_evaluation_that_would_never_come():
 )
 def test_checkpoints(more, every):
     assert recipe(more).save_every == every
+
+
+def test_arguments_of_the_model_are_settings():
+    result = ported("model_init_kwargs: {attn_implementation: eager, rope_scaling: null, frob: 1}\n")
+    assert [u.key for u in result.unknown] == ["model_init_kwargs.frob"]
+    assert "rope_scaling" in refused("model_init_kwargs: {rope_scaling: {factor: 2}}\n")
 
 
 def test_secrets_are_not_shown():

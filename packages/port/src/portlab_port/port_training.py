@@ -49,7 +49,9 @@ def batch(build: Build) -> None:
 
 
 def _devices(build: Build) -> tuple[int, str]:
-    found = build.find("devices")
+    found, fsdp = build.find("devices"), build.find("fsdp_config")
+    if fsdp is not None and isinstance(fsdp.value, dict) and fsdp.value.get("xla_fsdp_v2") is True:
+        return 1, "under XLA's FSDPv2 it counts the rows of all devices"
     if build.devices is not None:
         return build.devices, "--devices"
     if found is not None and found.value >= 1:
@@ -104,7 +106,15 @@ def steps(build: Build) -> None:
     build.note(epochs, became=build.set("steps", total))
     build.sums.append(
         f"steps: {total} = {epochs.value:g} epochs x {each} steps of {build.fields['batch_size']} examples, "
-        f"from {build.answers.rows} rows"
+        f"from {build.answers.rows} rows{_passes(build, total, epochs.value)}"
+    )
+
+
+def _passes(build: Build, total: int, epochs: float) -> str:
+    """How often the rows are seen, where full batches make it more than the epochs."""
+    seen = total * build.fields["batch_size"] / (build.answers.rows or 1)
+    return (
+        "" if abs(seen / epochs - 1) < 0.01 else f"; every batch is full here, so that they are seen {seen:.3g} times"
     )
 
 

@@ -187,6 +187,10 @@ class _Reader:
                 for key, value in found.items():
                     if key not in _OBJECTS:
                         yield Entry(key, value, where, _look(table, key))
+            elif keyword.arg == "model_init_kwargs" and isinstance(found := self._script.value(keyword.value), dict):
+                for key, value in found.items():
+                    if key not in _OBJECTS:
+                        yield Entry(f"model_init_kwargs.{key}", value, where, dialects.AUTO_MODEL.get(key))
             elif keyword.arg not in _OBJECTS:
                 yield Entry(keyword.arg, self._script.value(keyword.value), f"{self._source}:{keyword.value.lineno}",
                             _look(table, keyword.arg))  # fmt: skip

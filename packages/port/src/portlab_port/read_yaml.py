@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from portlab_port.collect import Entry, gather, with_defaults
-from portlab_port.dialects import DIALECTS, Dialect, Key
+from portlab_port.dialects import AUTO_MODEL, DIALECTS, Dialect, Key
 from portlab_port.settings import GpuRecipe
 from portlab_spec.errors import UserError
 
@@ -86,6 +86,9 @@ def _entries(raw: dict[str, Any], dialect: Dialect, source: str) -> Iterator[Ent
             yield from _axolotl_datasets(value, source)
         elif key == "dataset_mixture" and isinstance(value, dict):
             yield from _mixture(value, source)
+        elif key == "model_init_kwargs" and isinstance(value, dict):
+            for inner, inner_value in value.items():
+                yield Entry(f"{key}.{inner}", inner_value, source, AUTO_MODEL.get(str(inner)))
         elif key == "dataset_mixer" and isinstance(value, dict):
             yield Entry(key, list(value), source, Key("dataset"))
         else:

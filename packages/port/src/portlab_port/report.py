@@ -83,10 +83,9 @@ def rules_table() -> str:
     for title, rules in GROUPS.items():
         rows: dict[tuple[str, str, str], list[str]] = {}
         for rule in rules:
-            fate = "error" if rule.loss else rule.fate
-            rows.setdefault((fate, rule.to, rule.why), []).append(rule.name)
+            rows.setdefault(("error" if rule.loss else rule.fate, rule.to, rule.why), []).append(rule.name)
         lines += ["", f"### {title}", "", "| setting | fate | recipe | why |", "|---|---|---|---|"]
-        for (fate, to, why), names in rows.items():
+        for (word, to, why), names in rows.items():
             keys = ", ".join(f"`{key.strip()}`" for key in to.split(",")) if to else ""
-            lines.append(f"| {', '.join(f'`{name}`' for name in names)} | {fate} | {keys} | {_cell(why)} |")
+            lines.append(f"| {', '.join(f'`{name}`' for name in names)} | {word} | {keys} | {_cell(why)} |")
     return "\n".join(lines[1:]) + "\n"

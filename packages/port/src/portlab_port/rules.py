@@ -173,8 +173,8 @@ _OPTIMISER_RULES = (
         ("adam_beta2", "float", "optimizer.b2", "the same; written, as a recipe's own default is 0.99"),
         ("adam_epsilon", "float", "optimizer.eps", "the same, beside the root of the second moment"),
         ("max_grad_norm", "float", "optimizer.clip_norm", "the same global norm"),
-        ("lr_scheduler_type", "text", "optimizer.schedule, optimizer.final_fraction", "the same shape, to the same "
-         "last rate"),
+        ("lr_scheduler_type", "text", "optimizer.schedule, optimizer.final_fraction", "the same shape; ours has its "
+         "last rate in the last step, transformers' would have it one step later"),
         ("lr_scheduler_kwargs", "any", "optimizer.final_fraction, optimizer.decay_fraction", "the last rate as a share "
          "of the peak"),
         ("cosine_min_lr_ratio", "float", "optimizer.final_fraction", "the last rate as a share of the peak"),
@@ -247,7 +247,8 @@ _BATCH_RULES = (
             "padding_free pad_to_multiple_of pad_to_sequence_len torch_compile torch_compile_backend "
             "torch_compile_mode length_column_name sample_packing_tuning multipack_real_batches eval_packing "
             "torch_empty_cache_steps batch_flattening shuffle_merged_datasets"),
-    *_drops(_SHAPES, "every row is used; the last batch of an epoch may be smaller", "dataloader_drop_last"),
+    *_drops(_SHAPES, "batches are always full, and no row is dropped: the next epoch fills the last batch of one",
+            "dataloader_drop_last"),
     *_drops("training-xla.md#static-shapes-and-the-compile-budget", "rows are prepared once, ahead of the steps",
             "dataloader_num_workers dataloader_pin_memory dataloader_prefetch_factor dataloader_persistent_workers "
             "dataloader_other dataset_num_proc dataset_prepared_path dataset_cache dataset_streaming "
