@@ -37,6 +37,7 @@ def test_the_packages_are_found():
         "portlab_serve",
         "portlab_torchax",
         "portlab_bench",
+        "portlab_port",
         "portlab_xla",
     } <= set(PACKAGES)
 
@@ -48,7 +49,17 @@ def test_packages_meet_only_in_what_they_share(package):
     assert not imported(PACKAGES[package] / "src") & others
 
 
-@pytest.mark.parametrize("package", ["portlab_spec", "portlab_merge", "portlab_serve", "portlab_bench", "fitnesscoach"])
+@pytest.mark.parametrize(
+    "package",
+    [
+        "portlab_spec",
+        "portlab_merge",
+        "portlab_serve",
+        "portlab_bench",
+        "portlab_port",
+        "fitnesscoach",
+    ],
+)
 def test_no_framework_in_the_light_packages(package):
     assert not imported(PACKAGES[package] / "src", OPTIONAL.get(package, ())) & set(HEAVY)
 
@@ -69,6 +80,7 @@ def loaded_after(statement: str) -> set[str]:
         "import portlab_merge.cli, portlab_merge.overlay, portlab_merge.verify, portlab_merge.peft_adapter",
         "import portlab_serve.cli, portlab_serve.launch, portlab_serve.tool_calls",
         "import fitnesscoach.cli, fitnesscoach.web, fitnesscoach.terminal, fitnesscoach.backends.folder",
+        "import portlab_port.cli",
         "import portlab_jax.cli",
         "import portlab_xla.cli",
         "import portlab_torchax.cli",
