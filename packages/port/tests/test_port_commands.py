@@ -87,6 +87,7 @@ def test_an_option_that_is_not_known_is_kept_as_unknown():
         ("a: [", "is not YAML"),
         ("- a\n- b", "is no recipe"),
         ("", "is no recipe"),
+        ("distributed_type: FSDP\nnum_processes: 8\nmixed_precision: bf16", "configuration of accelerate"),
         ("frob: 1\nother: 2", "no fine-tuning recipe that is known"),
         ("learning_rate: 1\nlearning_rate: 2", "stands twice"),
         ("dataset_name: a\nlearning_rate: [1]", "must be a number"),
@@ -106,6 +107,13 @@ def test_yaml_that_is_refused(text, message):
 def test_a_blank_says_nothing():
     base = "dataset_name: rows.jsonl\nmodel_name_or_path: google/gemma-3-1b-it\nmax_steps: 9\n"
     assert recipe(base + "seed:\nlora_r:\nhub_model_id:\n", name="a.yaml") == recipe(base, name="a.yaml")
+
+
+def test_defaults_follow_what_is_set_by_hand():
+    text = "dataset_name: rows.jsonl\nmodel_name_or_path: google/gemma-3-1b-it\nmax_steps: 9\n"
+    gpu = read(text, "a.yaml", None, {"use_peft": True, "warmup_ratio": 0.5})
+    result = port(gpu, 1).recipe
+    assert (result.method, result.lora.rank, result.optimizer.warmup_steps) == ("lora", 16, 5)
 
 
 def test_a_style_that_is_given_is_taken():

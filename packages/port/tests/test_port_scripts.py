@@ -5,9 +5,8 @@ import json
 import pytest
 
 from portlab_port.build import Answers
-from portlab_port.collect import set_by_hand
 from portlab_port.port import port
-from portlab_port.read import keys_of, read
+from portlab_port.read import read
 from portlab_port.settings import Computed
 from portlab_spec.errors import UserError
 
@@ -92,8 +91,7 @@ def test_what_only_running_would_tell_is_named_with_its_line(expression, before,
 def test_a_value_given_by_hand_takes_its_place():
     text = script("max_steps=9, max_length=longest(rows), learning_rate=rate()")
     by_hand = {"max_length": 512, "learning_rate": "3e-4"}
-    gpu = set_by_hand(read(text, "train.py", None, by_hand), keys_of("script"), by_hand)
-    result = port(gpu, 1, Answers(data="rows.jsonl")).recipe
+    result = port(read(text, "train.py", None, by_hand), 1, Answers(data="rows.jsonl")).recipe
     assert (result.max_length, result.optimizer.learning_rate) == (512, 3e-4)
 
 

@@ -9,9 +9,8 @@ import tyro
 import yaml
 
 from portlab_port.build import Answers
-from portlab_port.collect import set_by_hand
 from portlab_port.port import port
-from portlab_port.read import keys_of, read
+from portlab_port.read import read
 from portlab_port.recipe_file import recipe_text
 from portlab_port.report import as_json, counts, markdown
 from portlab_port.settings import Style
@@ -74,8 +73,7 @@ def main(argv: list[str]) -> int:
         value = getattr(options, name)
         if value is not None and not value >= 1:
             raise UserError(f"--{name.replace('_', '-')} must be 1 or more, not {value}", fix="Mend the option")
-    gpu = read(_text(options.file), options.file.name, options.style, by_hand := _assignments(options.set))
-    gpu = set_by_hand(gpu, keys_of(gpu.style), by_hand)
+    gpu = read(_text(options.file), options.file.name, options.style, _assignments(options.set))
     if gpu.unknown and options.strict:
         named = ", ".join(f"{u.key} ({u.where})" for u in gpu.unknown)
         raise UserError(f"not understood: {named}", where=gpu.source, fix="Remove them, or leave out --strict")

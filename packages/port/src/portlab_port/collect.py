@@ -73,21 +73,36 @@ def with_defaults(gpu: GpuRecipe, dialect: Dialect) -> GpuRecipe:
     return GpuRecipe(gpu.style, gpu.source, (*gpu.settings, *defaults), gpu.unknown)
 
 
-def set_by_hand(gpu: GpuRecipe, keys: Mapping[str, Key], values: Mapping[str, Any]) -> GpuRecipe:
-    """The recipe with settings replaced, by the names that its dialect or the rules have for them.
+def complete(
+    style: Style,
+    source: str,
+    entries: Iterable[Entry],
+    dialect: Dialect,
+    keys: Mapping[str, Key],
+    by_hand: Mapping[str, Any],
+) -> GpuRecipe:
+    """A whole recipe: settings of a file, those given by hand in place of them, and the dialect's defaults.
+
+    Args:
+        style: the recipe's style.
+        source: its name, for messages.
+        entries: what the file says.
+        dialect: whose defaults the rest has.
+        keys: names that values by hand may have, beside those of the rules.
+        by_hand: name -> value.
 
     Raises:
-        UserError: no such setting, or a value of the wrong type.
+        UserError: a value of the wrong type, a contradiction, a name by hand that nothing has.
     """
-    for key, value in values.items():
+    given: list[Entry] = []
+    for key, value in by_hand.items():
         meaning = keys.get(key) or (Key(key) if key in RULES else None)
         if meaning is None:
             raise UserError(f"{key} is no setting that is known", where="--set", fix="Give the key as the file has it")
-        said = _converted(Entry(key, value, "--set", meaning), meaning)
-        kept = tuple(s for s in gpu.settings if said is None or s.name != said.name)
-        unknown = tuple(u for u in gpu.unknown if u.key != key)
-        gpu = GpuRecipe(gpu.style, gpu.source, (*kept, said) if said else kept, unknown)
-    return gpu
+        given.append(Entry(key, value, "--set", meaning))
+    replaced = {entry.meaning.name for entry in given if entry.meaning}
+    kept = [e for e in entries if e.key not in by_hand and (e.meaning is None or e.meaning.name not in replaced)]
+    return with_defaults(gather(style, source, (*kept, *given)), dialect)
 
 
 def _converted(entry: Entry, meaning: Key) -> Setting | None:

@@ -2,10 +2,11 @@
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import PurePath
+from typing import Any
 
-from portlab_port.collect import Entry, gather, with_defaults
+from portlab_port.collect import Entry, complete
 from portlab_port.dialects import DIALECTS, LAUNCHERS, Dialect, Key
 from portlab_port.settings import GpuRecipe
 from portlab_spec.errors import UserError
@@ -29,7 +30,7 @@ _SWITCHES = ("standalone", "multi_gpu", "use_deepspeed", "use_fsdp", "same_netwo
 _NEGATIVE = re.compile(r"-\d")
 
 
-def read_command(text: str, source: str) -> GpuRecipe:
+def read_command(text: str, source: str, by_hand: Mapping[str, Any] | None = None) -> GpuRecipe:
     """Settings of the one training command in a shell script, with the defaults of the trainer's dialect.
 
     Variables are replaced where the script sets them to a literal; nothing is run.
@@ -50,8 +51,7 @@ def read_command(text: str, source: str) -> GpuRecipe:
         if file is not None:
             raise UserError(f"its settings are in {PurePath(file).name}", where=source, fix=f"Port {file}")
     entries = [*_environment(words, variables, source), *_entries(words, dialect, source)]
-    gpu = gather("command", source, entries)
-    return with_defaults(gpu, dialect)
+    return complete("command", source, entries, dialect, dialect.keys, by_hand or {})
 
 
 def _lines(text: str, source: str) -> tuple[dict[str, str], list[list[str]]]:

@@ -4,12 +4,13 @@ import ast
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from portlab_port import dialects
-from portlab_port.collect import Entry, gather, with_defaults
+from portlab_port.collect import Entry, complete
 from portlab_port.dialects import Dialect, Key
 from portlab_port.literals import Script, callee, live_nodes
-from portlab_port.settings import Computed, GpuRecipe
+from portlab_port.settings import Computed, GpuRecipe, Style
 from portlab_spec.errors import UserError
 
 _CONFIGS = (
@@ -35,19 +36,21 @@ _ATTRIBUTES = {
     "pad_token": Key("pad_token"), "pad_token_id": Key("pad_token"), "eos_token": Key("eos_token"),
     "padding_side": Key("padding_side"), "use_cache": Key("use_cache"), "chat_template": Key("chat_template"),
 }  # fmt: skip
+# Names that values by hand may have.
+KEYS = {**dialects.UNSLOTH.keys, **dialects.TRL.keys, **dialects.LORA_CONFIG}
 _SCRIPT = Dialect(
     style="script", keys={}, prefixes={}, defaults={}, defaults_of="TRL", lora_defaults=dialects.PEFT_DEFAULTS,
     lora_defaults_of="PEFT",
 )  # fmt: skip
 
 
-def read_script(text: str, source: str, given: frozenset[str] = frozenset()) -> GpuRecipe:
+def read_script(text: str, source: str, by_hand: Mapping[str, Any] | None = None) -> GpuRecipe:
     """Settings of the one trainer that a script builds, with its libraries' defaults.
 
     Args:
         text: Python source.
         source: its name, for messages.
-        given: keys that are given by hand: the script need not say them.
+        by_hand: values in place of the script's, which need not be known then.
 
     Raises:
         UserError: no Python, no trainer or several, two configurations of one kind, arguments that only running the
@@ -58,15 +61,15 @@ def read_script(text: str, source: str, given: frozenset[str] = frozenset()) -> 
         script = Script(tree)
         calls = [node for node in live_nodes(tree) if isinstance(node, ast.Call)]
         reader = _Reader(script, source, sorted(calls, key=lambda call: (call.lineno, call.col_offset)))
-        entries = [entry for entry in reader.entries() if entry.key not in given]
+        entries = list(reader.entries())
     except SyntaxError as error:
         raise UserError(
             f"is not Python ({error.msg}, line {error.lineno})", where=source, fix="Mend the file"
         ) from None
     except (RecursionError, MemoryError, ValueError) as error:
         raise UserError(f"is no script that can be read ({error})", where=source, fix="Mend the file") from None
-    gpu = gather("unsloth" if reader.unsloth else "script", source, entries)
-    return with_defaults(gpu, reader.dialect())
+    style: Style = "unsloth" if reader.unsloth else "script"
+    return complete(style, source, entries, reader.dialect(), KEYS, by_hand or {})
 
 
 def notebook_code(text: str, source: str) -> str:
@@ -109,7 +112,7 @@ class _Reader:
         if self._config is not None and callee(self._config) != "SFTConfig":
             sft = callee(self._trainer) == "SFTTrainer"
             defaults = {**dialects.HF_DEFAULTS, **({"max_length": 1024} if sft else {})}
-            return replace(_SCRIPT, defaults=defaults, defaults_of="transformers")
+            return replace(_SCRIPT, defaults=defaults, defaults_of="transformers and TRL")
         return replace(_SCRIPT, defaults=dialects.SFT_DEFAULTS)
 
     def entries(self) -> Iterator[Entry]:

@@ -1,11 +1,11 @@
 """Recipes in YAML: which dialect, and which keys."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
 
-from portlab_port.collect import Entry, gather, with_defaults
+from portlab_port.collect import Entry, complete
 from portlab_port.dialects import AUTO_MODEL, DIALECTS, Dialect, Key
 from portlab_port.settings import GpuRecipe
 from portlab_spec.errors import UserError
@@ -27,13 +27,14 @@ _WITHIN = {
 }  # fmt: skip
 
 
-def read_yaml(text: str, source: str, style: str | None = None) -> GpuRecipe:
+def read_yaml(text: str, source: str, style: str | None = None, by_hand: Mapping[str, Any] | None = None) -> GpuRecipe:
     """Settings of a YAML recipe, with its dialect's defaults.
 
     Args:
         text: the file.
         source: its name, for messages.
         style: a dialect's name; None tells it by the keys.
+        by_hand: values in place of the file's.
 
     Raises:
         UserError: not YAML, no mapping, no dialect's recipe.
@@ -48,7 +49,7 @@ def read_yaml(text: str, source: str, style: str | None = None) -> GpuRecipe:
         raise UserError("is no recipe: a mapping of keys to values is expected", where=source, fix="Check the path")
     raw = {str(key): value for key, value in raw.items()}
     dialect = DIALECTS[style] if style else detect(raw, source)
-    return with_defaults(gather(dialect.style, source, _entries(raw, dialect, source)), dialect)
+    return complete(dialect.style, source, _entries(raw, dialect, source), dialect, dialect.keys, by_hand or {})
 
 
 def detect(raw: dict[str, Any], source: str) -> Dialect:
@@ -61,6 +62,11 @@ def detect(raw: dict[str, Any], source: str) -> Dialect:
     for section in SECTIONS:
         if isinstance(raw.get(section), dict):
             keys |= set(map(str, raw[section]))
+
+    if "distributed_type" in keys or "zero_optimization" in keys:
+        what = "accelerate" if "distributed_type" in keys else "DeepSpeed"
+        fix = "Give the recipe that runs under it; its number of processes is --devices"
+        raise UserError(f"is a configuration of {what}, no recipe", where=source, fix=fix)
 
     def score(dialect: Dialect) -> tuple[int, int]:
         return len(dialect.marks & keys), sum(dialect.find(key) is not None for key in keys)

@@ -57,7 +57,7 @@ def as_json(ported: Ported, gpu: GpuRecipe) -> dict[str, Any]:
                 "fate": note.fate,
                 "becomes": note.became,
                 "why": note.why,
-                "docs": note.docs,
+                "docs": f"docs/{note.docs}",
             }
             for note in ported.notes
         ],
@@ -69,7 +69,7 @@ def as_json(ported: Ported, gpu: GpuRecipe) -> dict[str, Any]:
 def _row(note: Note) -> str:
     setting = note.setting
     there = f"{setting.text} (default of {setting.default_of})" if setting.default_of else setting.text
-    link = f"{note.why} ([more]({note.docs}))" if note.fate in ("changes", "cannot") else note.why
+    link = f"{note.why} (docs/{note.docs})" if note.fate in ("changes", "cannot") else note.why
     return f"| `{_cell(setting.key)}` | {_cell(there)} | {_cell(note.became)} | {_cell(link)} |"
 
 

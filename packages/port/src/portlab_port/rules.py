@@ -83,12 +83,14 @@ _MODEL_RULES = (
     *_carries(_DATA, ("revision", "text", "revision", "the same commit of the weights")),
     *_drops("training.md#attention", "the kernel is chosen for the device. Eager attention was advised for Gemma 2, "
             "whose attention logits are capped; Gemma 3 and 4 cap none there",
-            "attn_implementation flash_attention sdp_attention xformers_attention eager_attention use_cache"),
+            "attn_implementation flash_attention sdp_attention xformers_attention eager_attention"),
+    *_drops("training.md#attention", "a cache of keys and values is for generation", "use_cache"),
     *_drops("training.md#devices", "one process drives all devices; where weights lie is the mesh's matter",
             "device_map low_cpu_mem_usage max_memory"),
     *_drops("models.md", "models are read from config.json and safetensors; code of a repository is never run",
-            "trust_remote_code token model_init_kwargs model_type tokenizer_type processor_type model_loading "
+            "trust_remote_code model_init_kwargs model_type tokenizer_type processor_type model_loading "
             "use_fast_tokenizer cache_dir use_exact_model_name fast_inference gpu_memory_utilization"),
+    *_drops("models.md", "downloads use the login of hf auth login", "token"),
     *_drops("formats.md#the-mask", "the format knows its own begin, stop and padding tokens, and learns the stop token",
             "eos_token pad_token special_tokens eot_tokens padding_side"),
     *_cannot(
