@@ -109,6 +109,36 @@ def test_a_blank_says_nothing():
     assert recipe(base + "seed:\nlora_r:\nhub_model_id:\n", name="a.yaml") == recipe(base, name="a.yaml")
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "&a [*a]",
+        "[&a [x, x, x, x, x, x], &b [*a, *a, *a, *a, *a], &c [*b, *b, *b, *b, *b], [*c, *c, *c, *c, *c]]",
+        "[" * 60 + "]" * 60,
+        "{" + ", ".join(f"k{i}: {i}" for i in range(5000)) + "}",
+    ],
+)
+def test_values_without_end_are_shown_in_a_line(value):
+    base = "dataset_name: rows.jsonl\nmodel_name_or_path: google/gemma-3-1b-it\nmax_steps: 9\n"
+    for key in ("frob", "fsdp_config"):
+        gpu = read(f"{base}{key}: {{x: {value}}}\n", "a.yaml")
+        assert all(len(item.text) <= 80 for item in (*gpu.unknown, *gpu.settings))
+    with pytest.raises(UserError, match="must be a name or a list of names"):
+        read(f"{base}report_to: [[{value}]]\n", "a.yaml")
+
+
+@pytest.mark.parametrize(
+    ("plugins", "fate"),
+    [
+        ("[axolotl.integrations.liger.LigerPlugin]", "fused_kernels"),
+        ("[axolotl.integrations.kd.KDPlugin]", "other_loss"),
+    ],
+)
+def test_plugins_of_axolotl(plugins, fate):
+    gpu = read(f"base_model: google/gemma-3-1b-it\nplugins: {plugins}\n", "a.yml")
+    assert [s.name for s in gpu.settings if s.key == "plugins"] == [fate]
+
+
 def test_defaults_follow_what_is_set_by_hand():
     text = "dataset_name: rows.jsonl\nmodel_name_or_path: google/gemma-3-1b-it\nmax_steps: 9\n"
     gpu = read(text, "a.yaml", None, {"use_peft": True, "warmup_ratio": 0.5})

@@ -182,10 +182,16 @@ def _cast(value: Any, kind: Kind) -> Any:
                 return value
             if not isinstance(value, list | tuple):
                 raise TypeError(value)
-            return tuple(str(part) for part in value if part is not None)
+            return tuple(_scalar(part) for part in value if part is not None)
         case "list":
             if isinstance(value, str):
                 return tuple(part.strip() for part in value.split(",") if part.strip())
-            return tuple(str(part) for part in value)
+            return tuple(_scalar(part) for part in value)
         case _:
             return tuple(value) if isinstance(value, list) else value
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, dict | list | tuple):
+        raise TypeError(value)
+    return str(value)

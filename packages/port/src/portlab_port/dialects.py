@@ -91,6 +91,12 @@ def _all_linear(value: Any) -> Any:
     return "all-linear" if value is True else None
 
 
+def _plugins(value: Any) -> Any:
+    names = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+    kernels = all("liger" in str(name).lower() or "cut_cross_entropy" in str(name) for name in names)
+    return value if kernels else Said("other_loss", value)
+
+
 def _tensorboard(value: Any) -> Any:
     return "tensorboard" if value is True else None
 
@@ -239,9 +245,18 @@ AXOLOTL = Dialect(
         **_all_to("loraplus", "loraplus_lr_ratio"),
         **_all_to("other_quantization", "gptq quantization qat"),
         **_all_to("fused_kernels", "lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel "
-                  "unsloth_lora_mlp plugins liger_rope liger_rms_norm liger_glu_activation liger_layer_norm "
+                  "unsloth_lora_mlp liger_rope liger_rms_norm liger_glu_activation liger_layer_norm "
                   "liger_fused_linear_cross_entropy liger_cross_entropy cut_cross_entropy flash_attn_cross_entropy "
                   "flash_attn_rms_norm flash_attn_fuse_mlp flash_attn_fuse_qkv chunked_cross_entropy"),
+        "plugins": Key("fused_kernels", _plugins),
+        "noisy_embedding_alpha": Key("neftune_noise_alpha"),
+        "chat_template_jinja": Key("chat_template"),
+        "default_system_message": Key("dataset_kwargs"),
+        "auto_resume_from_checkpoints": Key("resume_from_checkpoint"),
+        "resize_token_embeddings_to_32x": Key("added_tokens"),
+        **_all_to("use_fast_tokenizer", "tokenizer_use_fast tokenizer_legacy tokenizer_save_jinja_files"),
+        "tokenizer_config": Key("tokenizer"),
+        "gpu_memory_limit": Key("gpu_memory_utilization"),
         "bnb_config_kwargs": Key("bnb_4bit_quant_storage"),
         "sequence_len": Key("max_length"),
         "excess_length_strategy": Key("long_rows"),

@@ -15,7 +15,7 @@ _COPY = re.compile(r"(-unsloth)?-bnb-4bit$", re.IGNORECASE)
 _NOT_WEIGHTS = re.compile(r"gguf|awq|gptq|fp8|mlx|litert|onnx", re.IGNORECASE)
 _KNOWN = {name.removesuffix("-it").removeprefix("google/").lower(): name.removesuffix("-it").removeprefix("google/")
           for name in published_models()}  # fmt: skip
-_TEMPLATES = ("gemma", "default", "tokenizer", "chatml_gemma")
+_TEMPLATES = ("gemma", "functiongemma", "default", "tokenizer_default")
 _ADAPTER_KEYS = ("r", "lora_alpha", "target_modules")
 
 

@@ -20,7 +20,7 @@ def recipe_text(ported: Ported, gpu: GpuRecipe) -> str:
     body = yaml.dump(
         nested(fields), Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=120, allow_unicode=True
     )
-    text = f"# Ported from {gpu.source} ({gpu.style}).\n{body}"
+    text = f"# Ported from {' '.join(gpu.source.split())} ({gpu.style}).\n{body}"
     if Recipe.model_validate(yaml.safe_load(text)) != ported.recipe:
         raise AssertionError("the recipe's text does not say what the recipe says")
     return text

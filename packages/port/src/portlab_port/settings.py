@@ -8,6 +8,7 @@ from typing import Any, Literal
 Style = Literal["trl", "axolotl", "llama-factory", "unsloth", "script", "command"]
 
 _SECRET = re.compile(r"(^|_)(token|api_?key|secret|password)(_|$)|webhook", re.IGNORECASE)
+_MOST = 80
 
 
 @dataclass(frozen=True)
@@ -82,21 +83,43 @@ class GpuRecipe:
 
 def shown(key: str, value: Any) -> str:
     """A value in a line of a report: YAML's words, no secrets, at most 80 characters."""
-    if _SECRET.search(key) and isinstance(value, str) and value and not value.startswith("<"):
+    if _is_secret(key, value):
         return "(hidden)"
     text = " ".join(_plain(value).split())
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return text if len(text) <= _MOST else f"{text[: _MOST - 3]}..."
 
 
-def _plain(value: Any) -> str:
+def _plain(value: Any, depth: int = 0) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return str(int(value))
+    if depth > 4:  # aliases of YAML can nest without end
+        return "..."
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {shown(str(key), inner)}" for key, inner in value.items()) + "}"
+        parts = (
+            f"{key}: {'(hidden)' if _is_secret(str(key), inner) else _plain(inner, depth + 1)}"
+            for key, inner in value.items()
+        )
+        return "{" + _joined(parts) + "}"
     if isinstance(value, Iterable) and not isinstance(value, str):
-        return "[" + ", ".join(_plain(inner) for inner in value) + "]"
+        return "[" + _joined(_plain(inner, depth + 1) for inner in value) + "]"
     return str(value)
+
+
+def _joined(parts: Iterable[str]) -> str:
+    """As many parts as a line shows."""
+    kept: list[str] = []
+    length = 0
+    for part in parts:
+        kept.append(part)
+        length += len(part)
+        if length > _MOST:
+            break
+    return ", ".join(kept)
+
+
+def _is_secret(key: str, value: Any) -> bool:
+    return bool(_SECRET.search(key)) and isinstance(value, str) and bool(value) and not value.startswith("<")
