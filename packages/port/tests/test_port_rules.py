@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from portlab_port import dialects
+from portlab_port.dialects import DIALECTS, calls, trl, unsloth
 from portlab_port.rules import FATES, GROUPS, RULES
 from portlab_spec.recipe import field_names
 
 DOCS = Path(__file__).parents[3] / "docs"
 TABLES = {
-    **{name: dialect.keys for name, dialect in dialects.DIALECTS.items()},
-    "launchers": dialects.LAUNCHERS,
-    "bitsandbytes": dialects.BITS_AND_BYTES,
-    "trainer configuration": dialects.TRAINER_CONFIG,
-    "fast model": dialects.FAST_MODEL,
-    "auto model": dialects.AUTO_MODEL,
-    "trainer": dialects.TRAINER_CALL,
-    "adapter": dialects.LORA_CONFIG,
+    **{name: dialect.keys for name, dialect in DIALECTS.items()},
+    "launchers": calls.LAUNCHERS,
+    "bitsandbytes": calls.BITS_AND_BYTES,
+    "trainer configuration": calls.TRAINER_CONFIG,
+    "fast model": unsloth.FAST_MODEL,
+    "auto model": calls.AUTO_MODEL,
+    "trainer": calls.TRAINER_CALL,
+    "adapter": unsloth.LORA_CONFIG,
 }
 
 
@@ -29,9 +29,9 @@ def test_every_key_has_a_rule(table):
     assert not {key: entry.name for key, entry in TABLES[table].items() if entry.name not in RULES}
 
 
-@pytest.mark.parametrize("style", dialects.DIALECTS)
+@pytest.mark.parametrize("style", DIALECTS)
 def test_prefixes_and_defaults_have_rules(style):
-    dialect = dialects.DIALECTS[style]
+    dialect = DIALECTS[style]
     assert set(dialect.prefixes.values()) <= set(RULES)
     assert {*dialect.defaults, *dialect.lora_defaults} <= set(RULES)
     assert dialect.marks <= set(dialect.keys)
@@ -91,7 +91,7 @@ def _fields(module: str, file: str, name: str) -> set[str]:
 )
 def test_every_field_of_the_installed_libraries_is_known(module, file, name, style):
     fields = _fields(module, file, name)
-    assert not {field for field in fields if dialects.DIALECTS[style].find(field) is None}
+    assert not {field for field in fields if DIALECTS[style].find(field) is None}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_every_argument_in_scripts_is_known(module, file, name, table):
 @pytest.mark.parametrize(
     ("file", "name", "defaults"),
     [
-        ("training_args.py", "TrainingArguments", dialects.HF_DEFAULTS),
+        ("training_args.py", "TrainingArguments", trl.HF_DEFAULTS),
     ],
 )
 def test_defaults_are_those_of_transformers(file, name, defaults):

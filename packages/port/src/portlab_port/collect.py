@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from portlab_port.dialects import Dialect, Key, Said
+from portlab_port.dialects.table import Dialect, Key, Said
 from portlab_port.rules import RULES, Kind
 from portlab_port.settings import Computed, GpuRecipe, Setting, Style, Unknown, shown
 from portlab_spec.errors import UserError

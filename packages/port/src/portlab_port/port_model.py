@@ -4,7 +4,7 @@ import re
 from types import SimpleNamespace
 
 from portlab_port.build import Build
-from portlab_port.dialects import SEVEN
+from portlab_port.dialects.trl import SEVEN
 from portlab_spec.errors import UserError
 from portlab_spec.models.published import published_config, published_models
 from portlab_spec.models.table import param_table

@@ -7,7 +7,9 @@ from pathlib import PurePath
 from typing import Any
 
 from portlab_port.collect import Entry, complete
-from portlab_port.dialects import DIALECTS, LAUNCHERS, Dialect, Key
+from portlab_port.dialects import DIALECTS
+from portlab_port.dialects.calls import LAUNCHERS
+from portlab_port.dialects.table import Dialect, Key
 from portlab_port.settings import GpuRecipe
 from portlab_spec.errors import UserError
 

@@ -6,9 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from portlab_port import dialects
 from portlab_port.collect import Entry, complete
-from portlab_port.dialects import Dialect, Key
+from portlab_port.dialects import TRL, UNSLOTH
+from portlab_port.dialects.calls import AUTO_MODEL, BITS_AND_BYTES, TRAINER_CALL, TRAINER_CONFIG
+from portlab_port.dialects.table import Dialect, Key
+from portlab_port.dialects.trl import HF_DEFAULTS, PEFT_DEFAULTS, SFT_DEFAULTS
+from portlab_port.dialects.unsloth import FAST_MODEL, LORA_CONFIG, UNSLOTH_DEFAULTS
 from portlab_port.literals import Script, callee, live_nodes
 from portlab_port.settings import Computed, GpuRecipe, Style
 from portlab_spec.errors import UserError
@@ -37,9 +40,9 @@ _ATTRIBUTES = {
     "padding_side": Key("padding_side"), "use_cache": Key("use_cache"), "chat_template": Key("chat_template"),
 }  # fmt: skip
 # Names that values by hand may have.
-KEYS = {**dialects.UNSLOTH.keys, **dialects.TRL.keys, **dialects.LORA_CONFIG}
+KEYS = {**UNSLOTH.keys, **TRL.keys, **LORA_CONFIG}
 _SCRIPT = Dialect(
-    style="script", keys={}, prefixes={}, defaults={}, defaults_of="TRL", lora_defaults=dialects.PEFT_DEFAULTS,
+    style="script", keys={}, prefixes={}, defaults={}, defaults_of="TRL", lora_defaults=PEFT_DEFAULTS,
     lora_defaults_of="PEFT",
 )  # fmt: skip
 
@@ -108,12 +111,12 @@ class _Reader:
     def dialect(self) -> Dialect:
         """The defaults of the libraries that the script calls."""
         if self.unsloth:
-            return replace(dialects.UNSLOTH, defaults=dialects.UNSLOTH_DEFAULTS)
+            return replace(UNSLOTH, defaults=UNSLOTH_DEFAULTS)
         if self._config is not None and callee(self._config) != "SFTConfig":
             sft = callee(self._trainer) == "SFTTrainer"
-            defaults = {**dialects.HF_DEFAULTS, **({"max_length": 1024} if sft else {})}
+            defaults = {**HF_DEFAULTS, **({"max_length": 1024} if sft else {})}
             return replace(_SCRIPT, defaults=defaults, defaults_of="transformers and TRL")
-        return replace(_SCRIPT, defaults=dialects.SFT_DEFAULTS)
+        return replace(_SCRIPT, defaults=SFT_DEFAULTS)
 
     def entries(self) -> Iterator[Entry]:
         """Everything that the script says about its run."""
@@ -130,17 +133,17 @@ class _Reader:
                 fix="Give a file with the command (--style command), or the YAML that it reads",
             )  # fmt: skip
         if self._config is not None:
-            yield from self._arguments(self._config, dialects.TRAINER_CONFIG, ("output_dir",))
+            yield from self._arguments(self._config, TRAINER_CONFIG, ("output_dir",))
             yield from self._assigned_to(self._config)
         if lora is not None:
             yield Entry(callee(lora), True, self._where(lora), Key("use_lora"))
-            yield from self._arguments(lora, dialects.LORA_CONFIG, ())
+            yield from self._arguments(lora, LORA_CONFIG, ())
         if loader is not None:
             fast = _is_fast(loader, "from_pretrained")
-            table = dialects.FAST_MODEL if fast else dialects.AUTO_MODEL
+            table = FAST_MODEL if fast else AUTO_MODEL
             yield from self._arguments(loader, table, ("model_name",) if fast else ("pretrained_model_name_or_path",))
         if bits is not None:
-            yield from self._arguments(bits, dialects.BITS_AND_BYTES, ("load_in_8bit", "load_in_4bit"))
+            yield from self._arguments(bits, BITS_AND_BYTES, ("load_in_8bit", "load_in_4bit"))
             if not any(k.arg in ("bnb_4bit_quant_type", None) for k in bits.keywords):
                 yield Entry("bnb_4bit_quant_type", "fp4", self._where(bits), Key("bnb_4bit_quant_type"))
         yield from self._of_trainer()
@@ -193,7 +196,7 @@ class _Reader:
             elif keyword.arg == "model_init_kwargs" and isinstance(found := self._script.value(keyword.value), dict):
                 for key, value in found.items():
                     if key not in _OBJECTS:
-                        yield Entry(f"model_init_kwargs.{key}", value, where, dialects.AUTO_MODEL.get(key))
+                        yield Entry(f"model_init_kwargs.{key}", value, where, AUTO_MODEL.get(key))
             elif keyword.arg not in _OBJECTS:
                 yield Entry(keyword.arg, self._script.value(keyword.value), f"{self._source}:{keyword.value.lineno}",
                             _look(table, keyword.arg))  # fmt: skip
@@ -208,7 +211,7 @@ class _Reader:
                     name in names
                 ):
                     yield Entry(key, self._script.value(value), f"{self._source}:{node.lineno}",
-                                _look(dialects.TRAINER_CONFIG, key))  # fmt: skip
+                                _look(TRAINER_CONFIG, key))  # fmt: skip
 
     def _of_trainer(self) -> Iterator[Entry]:
         trainer, kind = self._trainer, callee(self._trainer)
@@ -229,7 +232,7 @@ class _Reader:
                 case None:
                     yield Entry(f"**{ast.unparse(keyword.value)}", "not read", where, None)
                 case key if key not in _OBJECTS and key not in ("eval_dataset", "formatting_func", "compute_loss_func"):
-                    yield Entry(str(key), value, where, dialects.TRAINER_CALL.get(str(key)))
+                    yield Entry(str(key), value, where, TRAINER_CALL.get(str(key)))
 
     def _others(self) -> Iterator[Entry]:
         datasets: dict[str, str] = {}
@@ -309,8 +312,8 @@ class _Reader:
 def _look(table: Mapping[str, Key], key: str) -> Key | None:
     if key in table:
         return table[key]
-    prefixes = dialects.TRL.prefixes
-    if table is dialects.TRAINER_CONFIG:
+    prefixes = TRL.prefixes
+    if table is TRAINER_CONFIG:
         return next((Key(name) for prefix, name in prefixes.items() if key.startswith(prefix)), None)
     return None
 

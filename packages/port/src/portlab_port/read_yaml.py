@@ -6,7 +6,9 @@ from typing import Any
 import yaml
 
 from portlab_port.collect import Entry, complete
-from portlab_port.dialects import AUTO_MODEL, DIALECTS, Dialect, Key
+from portlab_port.dialects import DIALECTS
+from portlab_port.dialects.calls import AUTO_MODEL
+from portlab_port.dialects.table import Dialect, Key
 from portlab_port.settings import GpuRecipe
 from portlab_spec.errors import UserError
 
