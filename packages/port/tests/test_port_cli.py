@@ -86,7 +86,7 @@ def test_unknown_keys_are_named_and_strict_refuses_them(run, tmp_path):
     code, out, _ = run("sft.yaml", "--rows", "9")
     assert code == 0
     assert "1 not understood" in out
-    assert "| `learning_rte` | 1 | sft.yaml |" in out
+    assert "| `learning_rte` | 1 | sft.yaml:28 |" in out
     code, _, err = run("sft.yaml", "--rows", "9", "--strict")
     assert (code, "not understood: learning_rte" in err) == (2, True)
 

@@ -104,6 +104,42 @@ def test_yaml_that_is_refused(text, message):
         read(text, "sft.yaml")
 
 
+def test_a_setting_is_named_with_its_line():
+    text = "# a comment\nmodel: {name: google/gemma-3-1b-it}\ntraining:\n  max_steps: 9\n  learning_rate: fast\n"
+    with pytest.raises(UserError, match=r"a\.yaml:5: training\.learning_rate must be a number"):
+        read(text, "a.yaml", "unsloth")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("dataset_mixer: {a/b: 0.5}", "one data set for a run"),
+        ("dataset_mixture: {datasets: [{id: a/b, weight: 0.1}]}", "one data set for a run"),
+        ("dataset_mixture: {datasets: [{id: [a], 3: 4}, 7]}", None),
+    ],
+)
+def test_parts_of_data_sets(more, message):
+    text = f"model_name_or_path: google/gemma-3-1b-it\nmax_steps: 9\n{more}\n"
+    if message is None:
+        assert len(read(text, "a.yaml").unknown) == 1
+        return
+    with pytest.raises(UserError, match=message):
+        recipe(text, name="a.yaml")
+
+
+@pytest.mark.parametrize(("roles", "trains"), [("[assistant]", True), ("[gpt]", True), ("[user, assistant]", False)])
+def test_roles_of_axolotl(roles, trains):
+    text = (
+        "base_model: google/gemma-3-1b-it\nlearning_rate: 1e-4\nmax_steps: 9\n"
+        f"datasets: [{{path: rows.jsonl, type: chat_template, roles_to_train: {roles}, 3: 4}}]\n"
+    )
+    if trains:
+        assert recipe(text, name="a.yml").steps == 9
+    else:
+        with pytest.raises(UserError, match="prompts cannot be learnt"):
+            recipe(text, name="a.yml")
+
+
 def test_a_blank_says_nothing():
     base = "dataset_name: rows.jsonl\nmodel_name_or_path: google/gemma-3-1b-it\nmax_steps: 9\n"
     assert recipe(base + "seed:\nlora_r:\nhub_model_id:\n", name="a.yaml") == recipe(base, name="a.yaml")

@@ -1,6 +1,7 @@
 """Recipes in YAML: which dialect, and which keys."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -42,7 +43,9 @@ def read_yaml(text: str, source: str, style: str | None = None, by_hand: Mapping
         UserError: not YAML, no mapping, no dialect's recipe.
     """
     try:
-        raw = _UniqueKeys(text).get_single_data()
+        loader = _UniqueKeys(text)
+        node = loader.get_single_node()
+        raw = None if node is None else loader.construct_document(node)
     except yaml.YAMLError as error:
         raise UserError(f"is not YAML ({error})", where=source, fix="Mend the file") from None
     except RecursionError:
@@ -51,7 +54,25 @@ def read_yaml(text: str, source: str, style: str | None = None, by_hand: Mapping
         raise UserError("is no recipe: a mapping of keys to values is expected", where=source, fix="Check the path")
     raw = {str(key): value for key, value in raw.items()}
     dialect = DIALECTS[style] if style else detect(raw, source)
-    return complete(dialect.style, source, _entries(raw, dialect, source), dialect, dialect.keys, by_hand or {})
+    lines = _lines(node)
+
+    def placed(entry: Entry) -> Entry:
+        first, _, second = entry.key.partition(".")
+        line = lines.get(f"{first}.{second}") or lines.get(first.partition("[")[0])
+        return entry if line is None else replace(entry, where=f"{source}:{line}")
+
+    entries = map(placed, _entries(raw, dialect, source))
+    return complete(dialect.style, source, entries, dialect, dialect.keys, by_hand or {})
+
+
+def _lines(node: yaml.Node | None) -> dict[str, int]:
+    """Where the keys of a file stand, and those of its sections; keys behind `<<` stand where they are written."""
+    lines: dict[str, int] = {}
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        lines[str(key.value)] = key.start_mark.line + 1
+        for inner, _ in value.value if isinstance(value, yaml.MappingNode) else ():
+            lines[f"{key.value}.{inner.value}"] = inner.start_mark.line + 1
+    return lines
 
 
 def detect(raw: dict[str, Any], source: str) -> Dialect:
@@ -99,6 +120,8 @@ def _entries(raw: dict[str, Any], dialect: Dialect, source: str) -> Iterator[Ent
                 yield Entry(f"{key}.{inner}", inner_value, source, AUTO_MODEL.get(str(inner)))
         elif key == "dataset_mixer" and isinstance(value, dict):
             yield Entry(key, list(value), source, Key("dataset"))
+            for name, share in value.items():
+                yield Entry(f"{key}.{name}", share, source, Key("mix_strategy", _share))
         else:
             yield Entry(key, value, source, dialect.find(key))
 
@@ -110,10 +133,11 @@ def _axolotl_datasets(datasets: list[Any], source: str) -> Iterator[Entry]:
         "path": None, "type": Key("dataset_format"), "ds_type": Key("dataset_format"), "split": Key("dataset_split"),
         "name": Key("dataset_config"), "data_files": Key("dataset_dir"), "chat_template": Key("chat_template"),
         "train_on_inputs": Key("train_on_inputs"), "revision": Key("dataset_config"),
-        "train_on_eos": Key("message_mapping"), "roles_to_train": Key("message_mapping"),
+        "train_on_eos": Key("eot_tokens"), "roles_to_train": Key("train_on_inputs", _other_roles),
     }  # fmt: skip
     for index, item in enumerate(datasets):
-        for key, value in item.items() if isinstance(item, dict) else ():
+        for name, value in item.items() if isinstance(item, dict) else ():
+            key = str(name)
             prefixed = key.startswith(("field", "message", "roles", "drop_system"))
             if key != "path":
                 meaning = within.get(key) or (Key("message_mapping") if prefixed else None)
@@ -124,16 +148,20 @@ def _mixture(mixture: dict[str, Any], source: str) -> Iterator[Entry]:
     """alignment-handbook's `dataset_mixture`: one data set in it may be ported, several are a mixture."""
     within = {
         "split": Key("dataset_split"), "config": Key("dataset_config"), "columns": Key("message_mapping"),
-        "weight": Key("mix_strategy", lambda weight: None if weight == 1 else weight),
+        "weight": Key("mix_strategy", _share),
     }  # fmt: skip
     for key, value in mixture.items():
         if key == "datasets" and isinstance(value, list):
             items = [item for item in value if isinstance(item, dict)]
             yield Entry(
-                "dataset_mixture.datasets", list(dict.fromkeys(i.get("id") for i in items)), source, Key("dataset")
+                "dataset_mixture.datasets",
+                list(dict.fromkeys(str(item.get("id")) for item in items)),
+                source,
+                Key("dataset"),
             )
             for index, item in enumerate(items):
-                for inner, inner_value in item.items():
+                for name, inner_value in item.items():
+                    inner = str(name)
                     if inner != "id":
                         yield Entry(
                             f"dataset_mixture.datasets[{index}].{inner}", inner_value, source, within.get(inner)
@@ -141,6 +169,17 @@ def _mixture(mixture: dict[str, Any], source: str) -> Iterator[Entry]:
         else:
             known = {"test_split_size": Key("val_set_size"), "seed": Key("message_mapping")}
             yield Entry(f"dataset_mixture.{key}", value, source, known.get(key))
+
+
+def _share(value: Any) -> Any:
+    """All rows of a data set, or a part of them."""
+    return None if value == 1 else value
+
+
+def _other_roles(value: Any) -> bool:
+    """Does anyone but the assistant's words count?"""
+    roles = value if isinstance(value, list) else [value]
+    return any(role not in ("assistant", "gpt", "model") for role in roles)
 
 
 class _UniqueKeys(yaml.SafeLoader):
