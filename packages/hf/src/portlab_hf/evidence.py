@@ -128,7 +128,7 @@ def collect(work: Work, script: Any, backend: str) -> Evidence:
         device=str(weight.device),
         recipe=recipe,
         model=work.model,
-        rows=tuple(row.id for row in work.steps[0]),
+        rows=work.given,
         repeat=float(repeat),
         generated=generated,
     )

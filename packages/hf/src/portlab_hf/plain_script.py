@@ -1,8 +1,8 @@
-"""The plainest training that transformers, PEFT and PyTorch offer, in the five functions by which `portlab-parity` runs a
-script. Copy this file, and put your own script's lines into the functions.
+"""The plainest training that transformers, PEFT and PyTorch offer, in the five functions by which `portlab-parity`
+runs a script. Copy this file, and put your own script's lines into the functions.
 
-`recipe` is the comparison's recipe (`portlab_spec.recipe.Recipe`); a row has `ids`, `supervised` (a flag for each id) and
-`text`. Take `ids`, or tokenise `text` as your script does: the comparison begins with the tokens.
+`recipe` is the comparison's recipe (`portlab_spec.recipe.Recipe`); a row has `ids`, `supervised` (a flag for each id)
+and `text`. Take `ids`, or tokenise `text` as your script does: the comparison begins with the tokens.
 """
 
 from typing import Any

@@ -63,7 +63,7 @@ def write(
     texts: dict[str, str] | None = None,
     new_tokens: int = NEW_TOKENS,
 ) -> Work:
-    """Write the work on given rows: the recipe's adapter is drawn, its `lora.start_from` replaced, its dropout taken out.
+    """Write the work on given rows: an adapter is drawn for `lora.start_from`, and dropout taken out.
 
     Raises:
         UserError: too few rows for a step, or the recipe has fewer steps.

@@ -1,7 +1,7 @@
 """The adapter that every backend starts from, drawn here and written as PEFT writes one.
 
-A fresh adapter's B is zero: it changes nothing, and half of all gradients are zero. So that a wrong scale or a layer left
-out shows at once, B is drawn too, small enough that the model stays the one that it is.
+A fresh adapter's B is zero: it changes nothing, and half of all gradients are zero. So that a wrong scale or a layer
+left out shows at once, B is drawn too, small enough that the model stays the one that it is.
 """
 
 import math

@@ -144,7 +144,7 @@ def _collect(work: Work, setup: Setup) -> Evidence:
         device=f"{device.platform} {device.device_kind} x {jax.device_count()}",
         recipe=recipe,
         model=work.model,
-        rows=tuple(row.id for row in work.steps[0]),
+        rows=work.given,
         repeat=repeat,
         generated=tuple(tuple(ids) for ids in answers),
     )

@@ -3,7 +3,7 @@ the backends' libraries cannot share an environment."""
 
 from portlab_spec.evidence.places import Place, find_places, probe_columns
 from portlab_spec.evidence.record import About, Evidence
-from portlab_spec.evidence.work import Work, read_work, write_work
+from portlab_spec.evidence.work import Work, read_work, row_digest, write_work
 
 __all__ = [
     "About",
@@ -13,5 +13,6 @@ __all__ = [
     "find_places",
     "probe_columns",
     "read_work",
+    "row_digest",
     "write_work",
 ]

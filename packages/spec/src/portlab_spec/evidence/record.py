@@ -53,7 +53,7 @@ class About(BaseModel):
         device: where it computed.
         recipe: of the work.
         model: folder of the base.
-        rows: ids of the rows of the first step, in the order of `ids`.
+        rows: ids of the rows of the first step, in the order of `ids`, each with the digest of what was given.
         repeat: largest difference between final hidden states computed twice, relative to their root mean square;
             above rounding if something is drawn at random.
         generated: ids of each answer.
@@ -68,7 +68,7 @@ class About(BaseModel):
     device: str
     recipe: Recipe
     model: Path
-    rows: tuple[str, ...]
+    rows: dict[str, str]
     repeat: float
     generated: tuple[tuple[int, ...], ...]
 

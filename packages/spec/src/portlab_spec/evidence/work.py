@@ -4,6 +4,7 @@ work.json     recipe, model, rows of every step, prompts to answer
 start/        PEFT's two files of the adapter that every backend starts from
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from portlab_spec.data.tokens import Row
 from portlab_spec.errors import UserError
-from portlab_spec.files import read_json, write_json
+from portlab_spec.files import read_json, sha256_json, write_json
 from portlab_spec.recipe import Recipe
 
 FILE, START = "work.json", "start"
@@ -63,6 +64,16 @@ class Work:
     prompts: list[list[int]]
     stop_ids: tuple[int, ...]
     new_tokens: int
+
+    @property
+    def given(self) -> dict[str, str]:
+        """Digest of each row of the first step, by its id."""
+        return {row.id: row_digest(row.ids, row.loss) for row in self.steps[0]}
+
+
+def row_digest(ids: Iterable[int], loss: Iterable[bool]) -> str:
+    """Digest of a row's tokens and flags, by which evidence is held to what a backend was given."""
+    return sha256_json([[int(token) for token in ids], [bool(flag) for flag in loss]])[:16]
 
 
 def write_work(work: Work, folder: Path) -> None:
