@@ -173,6 +173,13 @@ def test_other_trainers_are_refused(trainer):
         recipe(script("max_steps=9").replace("trainer = SFTTrainer", f"trainer = {trainer}"))
 
 
+@pytest.mark.parametrize("argument", ["optimizers=(adam, None)", "compute_loss_func=focal"])
+def test_an_optimiser_or_a_loss_of_the_scripts_own_is_refused(argument):
+    name = argument.partition("=")[0]
+    with pytest.raises(UserError, match=f"--accept {name}"):
+        recipe(script("max_steps=9").replace("train_dataset=rows", argument))
+
+
 def test_defaults_are_those_of_the_class_that_is_called():
     sft, plain = (
         recipe(script("max_steps=9")),

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -31,9 +32,11 @@ _OTHER_PEFT = ("IA3Config", "PrefixTuningConfig", "PromptTuningConfig", "LoHaCon
 _MODEL_ENDS = ("ForCausalLM", "ForConditionalGeneration", "ForImageTextToText", "Model")
 # Objects that connect the calls: they hold no settings of their own.
 _OBJECTS = frozenset({
-    "model", "args", "tokenizer", "processing_class", "train_dataset", "peft_config", "data_collator", "callbacks",
-    "optimizers", "quantization_config", "config", "auto_model", "unsloth_tiled_mlp",
+    "model", "args", "tokenizer", "processing_class", "train_dataset", "peft_config", "callbacks",
+    "quantization_config", "config", "auto_model", "unsloth_tiled_mlp",
 })  # fmt: skip
+_READ_APART = ("eval_dataset", "formatting_func", "compute_loss_func", "optimizers", "optimizer_cls_and_kwargs",
+               "data_collator")  # fmt: skip
 # Attributes of tokenizers and models that scripts set by hand.
 _ATTRIBUTES = {
     "pad_token": Key("pad_token"), "pad_token_id": Key("pad_token"), "eos_token": Key("eos_token"),
@@ -60,7 +63,9 @@ def read_script(text: str, source: str, by_hand: Mapping[str, Any] | None = None
             script would tell.
     """
     try:
-        tree = ast.parse(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the script's own literals
+            tree = ast.parse(text)
         script = Script(tree)
         calls = [node for node in live_nodes(tree) if isinstance(node, ast.Call)]
         reader = _Reader(script, source, sorted(calls, key=lambda call: (call.lineno, call.col_offset)))
@@ -229,9 +234,13 @@ class _Reader:
                     yield Entry("formatting_func", ast.unparse(keyword.value), where, Key("formatting_func"))
                 case "compute_loss_func" if value is not None:
                     yield Entry("compute_loss_func", ast.unparse(keyword.value), where, Key("other_loss"))
+                case "optimizers" | "optimizer_cls_and_kwargs" if value is not None:
+                    yield Entry(keyword.arg, ast.unparse(keyword.value), where, Key("optim_args"))
+                case "data_collator" if value is not None:
+                    yield Entry("data_collator", ast.unparse(keyword.value), where, Key("data_collator"))
                 case None:
                     yield Entry(f"**{ast.unparse(keyword.value)}", "not read", where, None)
-                case key if key not in _OBJECTS and key not in ("eval_dataset", "formatting_func", "compute_loss_func"):
+                case key if key not in _OBJECTS and key not in _READ_APART:
                     yield Entry(str(key), value, where, TRAINER_CALL.get(str(key)))
 
     def _others(self) -> Iterator[Entry]:

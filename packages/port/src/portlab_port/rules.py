@@ -288,6 +288,7 @@ _DATA_RULES = (
         ("completion_only_loss", "bool", "", "what the assistant says is learnt, calls and stop tokens included"),
         ("assistant_only_loss", "bool", "", "what the assistant says is learnt, calls and stop tokens included"),
         ("train_on_inputs", "bool", "", "what the assistant says is learnt, and nothing else can be"),
+        ("data_collator", "text", "", "batches and masks are the format's; a collator of one's own is not read"),
         ("mask_history", "bool", "", 'a message with "supervised": false is not learnt'),
     ),
     *_drops("data.md#shapes", "columns and roles are known by the shape of a row",
