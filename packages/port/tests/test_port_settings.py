@@ -340,6 +340,13 @@ def test_per_device_is_global_under_xla():
     assert recipe(more.format("false"), devices=8).batch_size == 32
 
 
+def test_devices_that_share_rows_count_once():
+    base = "base_model: google/gemma-3-1b-it\nlearning_rate: 1e-4\nmax_steps: 9\ndatasets: [{path: rows.jsonl}]\n"
+    more = "micro_batch_size: 3\ntensor_parallel_size: 2\ncontext_parallel_size: 2\n"
+    assert recipe(more, base=base, devices=8).batch_size == 3 * 2
+    assert "no multiple of the 4 that share rows" in refused(more, base=base, devices=6)
+
+
 def test_what_full_batches_make_of_epochs_is_said():
     base = BASE.replace("max_steps: 100", "num_train_epochs: 3")
     assert "seen 4.8 times" in " ".join(ported(base=base, rows=10).sums)  # 2 steps of 8, thrice, are 48 rows of 10

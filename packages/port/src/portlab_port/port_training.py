@@ -53,10 +53,26 @@ def _devices(build: Build) -> tuple[int, str]:
     if fsdp is not None and isinstance(fsdp.value, dict) and fsdp.value.get("xla_fsdp_v2") is True:
         return 1, "under XLA's FSDPv2 it counts the rows of all devices"
     if build.devices is not None:
-        return build.devices, "--devices"
+        return _with_rows_of_their_own(build, build.devices, "--devices")
     if found is not None and found.value >= 1:
-        return found.value, found.key
+        return _with_rows_of_their_own(build, found.value, found.key)
     return 1, "none named: 1 assumed, give --devices if there were more"
+
+
+def _with_rows_of_their_own(build: Build, devices: int, where: str) -> tuple[int, str]:
+    """Devices that tensor or context parallelism joins see the same rows."""
+    joined = 1
+    for setting in build.gpu.settings:
+        if setting.name in ("tensor_parallel_size", "context_parallel_size") and isinstance(setting.value, int):
+            joined *= max(setting.value, 1)
+            build.note(
+                setting, fate="changes", why="devices that share rows count once in the batch; here mesh.tp is chosen"
+            )
+    if joined == 1:
+        return devices, where
+    if devices % joined:
+        build.fault(f"{devices} devices ({where}) are no multiple of the {joined} that share rows")
+    return max(devices // joined, 1), f"{where} {devices}, {joined} of which share rows"
 
 
 def _examples_per_row(build: Build) -> float:
