@@ -101,6 +101,16 @@ def test_what_is_accepted_and_what_is_set(run, tmp_path):
     assert "1 cannot be said" in out
 
 
+def test_options_that_may_be_repeated(run, tmp_path):
+    with (tmp_path / "sft.yaml").open("a") as file:
+        file.write("use_dora: true\nlabel_smoothing_factor: 0.1\n")
+    both = ("--accept", "use_dora", "--accept", "label_smoothing_factor", "--set", "seed=7", "--set", "lora_r=4")
+    code, out, err = run(*both, "--rows", "9", "sft.yaml", "--out", "r.yaml")
+    assert (code, err) == (0, "")
+    assert "2 cannot be said" in out
+    assert (load_recipe("r.yaml").seed, load_recipe("r.yaml").lora.rank) == (7, 4)
+
+
 def test_bytes_that_are_no_text(run, tmp_path):
     (tmp_path / "sft.yaml").write_bytes(b"\xff\xfe\x00")
     assert "is not text" in run("sft.yaml")[2]

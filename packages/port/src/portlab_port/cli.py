@@ -46,10 +46,10 @@ class Options:
     """Data set of the new recipe."""
     format: str | None = None
     """Wire format, where the model's family does not decide it."""
-    set: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE")] = ()
-    """Settings in place of the file's, by its own names: what only running a script would tell."""
-    accept: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY")] = ()
-    """Settings that may be lost though they change what is learnt."""
+    set: tyro.conf.UseAppendAction[Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE")]] = ()
+    """A setting in place of the file's, by its own name: what only running a script would tell."""
+    accept: tyro.conf.UseAppendAction[Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY")]] = ()
+    """A setting that may be lost though it changes what is learnt."""
     strict: bool = False
     """A key that is not understood is an error."""
     json: bool = False
