@@ -3,53 +3,17 @@
 import numpy as np
 import parity_faults
 import pytest
-from tiny_run import save_tokenizer
-from toy_gemmas import CASES, randomize
-from toy_rows import tool_rows
+from parity_work import toy_work
 
 from portlab_hf import plain_script
 from portlab_hf.evidence import collect
 from portlab_parity.causes import CAUSES, explain
 from portlab_parity.compare import compare
-from portlab_parity.prepare import write
-from portlab_spec.data.tokens import Row
-from portlab_spec.recipe import Recipe
-
-RECIPE = {
-    "steps": 20,
-    "batch_size": 4,
-    "max_length": 64,
-    "dtype": "float32",
-    "lora": {"rank": 3, "alpha": 6.0, "targets": ["q_proj", "k_proj", "v_proj", "down_proj"]},
-    "optimizer": {
-        "learning_rate": 1e-2,
-        "schedule": "cosine",
-        "warmup_steps": 2,
-        "weight_decay": 0.1,
-        "b2": 0.95,
-        "clip_norm": 0.1,
-    },
-}
-
-
-def some_rows():
-    """Rows that begin with BOS, without which nothing can be doubled."""
-    return [Row(row.id, (2, *row.ids), (False, *row.loss)) for row in tool_rows(12)]
 
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
-    folder, rows = tmp_path_factory.mktemp("parity"), some_rows()
-    randomize(CASES["gemma3, two kv heads"]()).save_pretrained(folder / "base")
-    save_tokenizer(folder / "base")
-    return write(
-        Recipe.model_validate(RECIPE),
-        folder / "base",
-        [rows[i : i + 4] for i in range(0, 12, 4)],
-        folder / "work",
-        stops=(1,),
-        new_tokens=4,
-    )
+    return toy_work(tmp_path_factory.mktemp("parity"), "gemma3, two kv heads")
 
 
 @pytest.fixture(scope="module")
@@ -86,3 +50,12 @@ def test_no_cause_is_made_up(work, right):
     assert comparison.difference.tensor == "hidden.layer.02"
     assert np.isfinite(comparison.difference.error)
     assert explain(comparison, right, wrong) == (None, "")
+
+
+def test_a_cap_that_is_left_out(tmp_path):
+    work = toy_work(tmp_path, "gemma4, keys are values", steps=1, answers=False)
+    right = collect(work, plain_script, "right")
+    wrong = collect(work, parity_faults.on_model(parity_faults.capped(None)), "wrong")
+    finding, _ = explain(compare(right, wrong), right, wrong)
+    assert finding is not None
+    assert (finding.cause.name, finding.backend) == ("softcap", "wrong")

@@ -10,7 +10,7 @@ from portlab_parity.case import Case, constant_ratio
 from portlab_parity.compare import rms
 from portlab_parity.layers import Attention, Settings, attend
 from portlab_spec.errors import UserError
-from portlab_spec.evidence import probe_columns
+from portlab_spec.evidence import Evidence, probe_columns
 from portlab_spec.evidence.places import logit_rows
 from portlab_spec.models import Rope
 
@@ -103,12 +103,11 @@ def _recomputed(case: Case, settings: Settings) -> np.ndarray | None:
     return None
 
 
-def _kept(case: Case, evidence: object) -> np.ndarray:
+def _kept(case: Case, evidence: Evidence) -> np.ndarray:
     """The part of what differs that `_recomputed` gives."""
-    tensors = evidence.tensors  # type: ignore[attr-defined]
     if case.tensor.startswith("hidden.layer."):
-        return case.states(case.tensor, case.longest, evidence)  # type: ignore[arg-type]
-    found: np.ndarray = tensors[case.tensor]
+        return case.states(case.tensor, case.longest, evidence)
+    found: np.ndarray = evidence.tensors[case.tensor]
     if case.tensor.endswith((".key", ".value")):
         return found[probe_columns(len(found))]
     return found

@@ -27,7 +27,7 @@ class RunCommand:
     recipe: str
     """A shipped recipe's name, or a YAML file."""
     backends: str
-    """Two or more of jax, xla, torchax, plain and scripts (mine.py), with commas between; the first is the reference."""
+    """Two or more of jax, xla, torchax, plain and scripts (mine.py), comma-separated; the first is the reference."""
     model: str | None = None
     """Another model than the recipe's."""
     rows: int = ROWS
@@ -37,7 +37,7 @@ class RunCommand:
     dtype: str = "float32"
     """Compute type; in bfloat16 less can be told from rounding."""
     python: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=PATH")] = ()
-    """Interpreter that has a backend, jax=PATH; by default those of the repository's environments."""
+    """Interpreters that have the backends, jax=PATH xla=PATH; by default those of the repository's environments."""
     device: str = "cpu"
     """cpu, or auto: what each backend finds."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None

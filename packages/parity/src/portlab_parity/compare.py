@@ -177,8 +177,8 @@ def checks(a: Evidence, b: Evidence) -> Iterator[Check]:
             yield check._replace(a=check.a - start, b=check.b - start)
     longest = max((len(ids) for e in (a, b) for ids in e.about.generated), default=0)
     for number, (ids_a, ids_b) in enumerate(zip(a.about.generated, b.about.generated, strict=True)):
-        padded = [np.pad(np.array(ids, int), (0, longest - len(ids)), constant_values=-1) for ids in (ids_a, ids_b)]
-        yield Check("answers", f"answer {number}", *padded, a.steps)
+        x, y = (np.pad(np.array(ids, int), (0, longest - len(ids)), constant_values=-1) for ids in (ids_a, ids_b))
+        yield Check("answers", f"answer {number}", x, y, a.steps)
 
 
 def pair(a: Evidence, b: Evidence, stage: str, name: str, step: int = 0) -> Check:

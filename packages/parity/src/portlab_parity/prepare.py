@@ -61,6 +61,7 @@ def write(
     token_ids: tuple[int, ...] = (),
     stops: tuple[int, ...] = (),
     texts: dict[str, str] | None = None,
+    answers: int = ANSWERS,
     new_tokens: int = NEW_TOKENS,
 ) -> Work:
     """Write the work on given rows: an adapter is drawn for `lora.start_from`, and dropout taken out.
@@ -89,7 +90,7 @@ def write(
         token_ids=token_ids,
         steps=[list(step) for step in steps],
         texts=texts or {},
-        prompts=[list(row.ids[: row.first_target]) for row in steps[0][:ANSWERS]],
+        prompts=[list(row.ids[: row.first_target]) for row in steps[0][:answers]],
         stop_ids=stops,
         new_tokens=new_tokens,
     )
