@@ -7,6 +7,7 @@ nox -s train_xla     the same job on TRL: PyTorch/XLA, CUDA or CPU (arguments af
 nox -s train_torchax the same job on transformers' models with a JAX step (arguments after -- go to train-torchax)
 nox -s serve_cpu     serve that model with vLLM on this CPU: a chat with tools, parsers, load, scores
 nox -s image         build the vLLM-TPU image and try it, without a TPU (arguments after -- go to docker/check_image.py)
+nox -s parity        hold the trainers and plain PyTorch to each other, stage by stage
 nox -s tests         lint, all tests, the documentation site (arguments after -- go to pytest)
 nox -s lint          ruff and mypy
 nox -s docs          build the documentation site into site/ (arguments after -- go to mkdocs: serve)
@@ -38,7 +39,7 @@ WORKERS = min(CORES, 4)
 ALL_TESTS = ("-m", "not slow", "-n", str(WORKERS), "--dist", "loadfile")
 SHARED_CORES = {"OMP_NUM_THREADS": str(CORES // WORKERS)}
 PACKAGES = ("packages/spec", "packages/train-jax", "packages/merge-ckpt")
-APPLICATIONS = ("packages/serve", "packages/coach", "packages/bench", "packages/port")
+APPLICATIONS = ("packages/serve", "packages/coach", "packages/bench", "packages/port", "packages/parity")
 ALL_PACKAGES = (*PACKAGES, "packages/hf", "packages/train-xla", "packages/train-torchax", *APPLICATIONS)
 TORCH_PACKAGES = ("packages/spec", "packages/hf", "packages/train-xla", "packages/merge-ckpt")
 TORCHAX_PACKAGES = ("packages/spec", "packages/hf", "packages/train-torchax", "packages/merge-ckpt")
@@ -384,6 +385,15 @@ for name in PEERS:
 
 for name, benchmark in BENCHMARKS.items():
     add_benchmark(name, benchmark)
+
+
+@nox.session(python=PYTHON)
+def parity(session: nox.Session) -> None:
+    """Hold all trainers and plain PyTorch to each other on a real model and on toys of every family."""
+    install(session, "tests")
+    # Their environments alone: the trainers run in them as processes.
+    session.run(sys.executable, "-m", "nox", "-s", "train_xla", "train_torchax", "--install-only", external=True)
+    session.run("python", "bench/parity.py", *session.posargs, env={"JAX_PLATFORMS": "cpu"})
 
 
 FOREIGN = {"tunix": "bench_tunix", "gemma": "foreign_gemma", "maxtext": "foreign_maxtext"}

@@ -38,6 +38,7 @@ def test_the_packages_are_found():
         "portlab_torchax",
         "portlab_bench",
         "portlab_port",
+        "portlab_parity",
         "portlab_xla",
     } <= set(PACKAGES)
 
@@ -57,6 +58,7 @@ def test_packages_meet_only_in_what_they_share(package):
         "portlab_serve",
         "portlab_bench",
         "portlab_port",
+        "portlab_parity",
         "fitnesscoach",
     ],
 )
@@ -81,6 +83,7 @@ def loaded_after(statement: str) -> set[str]:
         "import portlab_serve.cli, portlab_serve.launch, portlab_serve.tool_calls",
         "import fitnesscoach.cli, fitnesscoach.web, fitnesscoach.terminal, fitnesscoach.backends.folder",
         "import portlab_port.cli",
+        "import portlab_parity.cli, portlab_spec.evidence",
         "import portlab_jax.cli",
         "import portlab_xla.cli",
         "import portlab_torchax.cli",

@@ -1,0 +1,100 @@
+"""All trainers and plain PyTorch held to each other: on the default model, and on a toy of each family.
+
+Figures are the largest error of each stage in roundings of float32, beside what is allowed; a backend that differs, or
+that could not run, fails the session once all have run.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "support")]
+
+from parity_work import toy_work
+from result_file import write_result
+
+from portlab_parity.causes import explain
+from portlab_parity.compare import ROUNDING, TOLERANCES, compare
+from portlab_parity.prepare import prepare
+from portlab_parity.report import as_json, describe
+from portlab_parity.run import find_backend, run_backend
+from portlab_spec.errors import UserError
+from portlab_spec.evidence import Evidence
+from portlab_spec.recipe import load_recipe
+
+BACKENDS = ("plain", "jax", "xla", "torchax")  # the first is what the others are held to
+RECIPE, ROWS = "functiongemma-fitness", 4
+TOYS = {
+    "gemma3 toy": "gemma3, two kv heads",
+    "gemma4 toy, shared keys and values": "gemma4, shared keys and values",
+    "gemma4 toy, keys are values": "gemma4, keys are values",
+    "gemma4 toy, experts": "gemma4, experts",
+}
+
+
+def main() -> int:
+    """Run what is asked for; 1 if anything differs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", help="names of models: default, and " + ", ".join(TOYS))
+    parser.add_argument("--python", nargs="*", default=[], metavar="NAME=PATH", help="interpreters of backends")
+    options = parser.parse_args()
+    pythons = {name: Path(path) for name, _, path in (entry.partition("=") for entry in options.python)}
+    names = options.only or ["default", *TOYS]
+    figures: dict[str, Any] = {}
+    ratios: dict[str, float] = {}
+    failed = False
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            found, shares, agree = one_model(name, Path(folder) / name.replace(" ", "-"), pythons)
+            figures[name], failed = found, failed or not agree
+            ratios |= shares
+    if not options.only:
+        allowed = {name: tolerance.float32 for name, tolerance in TOLERANCES.items()}
+        libraries = ("jax", "torch", "transformers", "peft", "trl", "numpy")
+        more = {"allowed": allowed, "rounding": ROUNDING["float32"], "rows": ROWS, "recipe": RECIPE}
+        write_result("parity", libraries, figures, ratios, **more)
+    return int(failed)
+
+
+def one_model(name: str, folder: Path, pythons: dict[str, Path]) -> tuple[dict[str, Any], dict[str, float], bool]:
+    """Figures of each backend on a model, the largest share of a tolerance that it takes, and whether all agree."""
+    folder.mkdir(parents=True)
+    if name == "default":
+        prepare(load_recipe(RECIPE, {"dtype": "float32"}), folder / "work", rows=ROWS)
+    else:
+        toy_work(folder, TOYS[name], token_ids=(3, 5))
+    reference: Evidence | None = None
+    figures: dict[str, Any] = {}
+    shares: dict[str, float] = {}
+    agree = True
+    for backend in BACKENDS:
+        started = time.monotonic()
+        try:
+            evidence, seconds = run_backend(
+                find_backend(backend, pythons, Path()), folder / "work", folder / backend, timeout=900
+            )
+        except UserError as error:
+            print(f"{name}: {error}", flush=True)
+            figures[backend], agree = {"failure": str(error), "seconds": round(time.monotonic() - started)}, False
+            continue
+        figures[backend] = {"seconds": round(seconds, 1), "versions": evidence.about.versions}
+        if reference is None:
+            reference = evidence
+            continue
+        comparison = compare(reference, evidence)
+        finding, untested = explain(comparison, reference, evidence)
+        print(f"{name}, {seconds:.0f} s: {describe(comparison, finding, untested)}", flush=True)
+        figures[backend] |= as_json(comparison, finding)
+        agree = agree and comparison.difference is None
+        of = {key: getattr(TOLERANCES[key], comparison.dtype) for key in comparison.errors}
+        shares[f"{name}: largest share of what is allowed, {backend} and {reference.about.backend}"] = round(
+            max(error / of[key] for key, error in comparison.errors.items() if of[key]), 4
+        )
+    return figures, shares, agree
+
+
+if __name__ == "__main__":
+    sys.exit(main())
