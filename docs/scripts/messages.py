@@ -22,6 +22,8 @@ PROGRAMS = {
     "serve": "`portlab-serve`",
     "coach": "`fitnesscoach`",
     "bench": "`portlab-bench`",
+    "port": "`portlab-port`",
+    "parity": "`portlab-parity`",
 }
 HEAD = """# Error messages
 
