@@ -39,7 +39,8 @@ def toy_work(folder: Path, case: str, *, steps: int = 3, token_ids: tuple[int, .
     """The work on a toy, written into a folder with its base."""
     randomize(CASES[case]()).save_pretrained(folder / "base")
     save_tokenizer(folder / "base")
-    lora = RECIPE["lora"] | ({"targets": EXPERTS} if "experts" in case else {})
+    lora = RECIPE["lora"] | {"train_control_rows": bool(token_ids)}
+    lora |= {"targets": EXPERTS} if "experts" in case else {}
     rows = some_rows(4 * steps)
     return write(
         Recipe.model_validate(RECIPE | {"lora": lora}),

@@ -138,8 +138,13 @@ def _list(rates: np.ndarray) -> str:
     return ", ".join(f"{rate:.3g}" for rate in rates)
 
 
-def _mistakes(meant: Adam) -> Iterator[tuple[str, str, Adam]]:
-    """What optimisers get wrong: cause, what to say, and the settings with which they compute."""
+def _mistakes(meant: Adam, largest: float) -> Iterator[tuple[str, str, Adam]]:
+    """What optimisers get wrong: cause, what to say, and the settings with which they compute.
+
+    Args:
+        meant: the recipe's.
+        largest: norm of the gradients; a clip above it is none.
+    """
 
     def other(**changes: Any) -> Adam:
         return dataclasses.replace(meant, **changes)
@@ -160,7 +165,7 @@ def _mistakes(meant: Adam) -> Iterator[tuple[str, str, Adam]]:
             yield "betas", said, other(b1=b1, b2=b2)
     yield "clip", f"gradients are not clipped, the recipe clips to {meant.clip_norm:g}", other(clip="none")
     yield "clip", "every tensor's gradient is clipped by itself", other(clip="each")
-    for bound in (1.0, 0.5, 0.3, 5.0):
+    for bound in (b for b in (1.0, 0.5, 0.3, 5.0) if b < largest):
         said = f"gradients are clipped to {bound:g}, the recipe means {meant.clip_norm:g}"
         yield "clip", said, other(clip_norm=bound)
 
@@ -191,11 +196,11 @@ def _best_mistake(case: Case) -> tuple[str, str] | None:
 
     good, bad = (changed(e.named(f"adapter.{step}.")) for e in (case.good, case.bad))
     meant = Adam.of(recipe.optimizer)
-    whole = rms(bad - good)
+    whole, largest = rms(bad - good), float(case.good.tensors["grad_norm"][:step].max())
     if rms(simulated(meant) - good) > min(SAME_UPDATE * rms(good), UNEXPLAINED * whole):
         return None
     left, kind, said = min(
-        (rms(simulated(wrong) - bad), kind, said) for kind, said, wrong in _mistakes(meant) if wrong != meant
+        (rms(simulated(wrong) - bad), kind, said) for kind, said, wrong in _mistakes(meant, largest) if wrong != meant
     )
     if left > min(SAME_UPDATE * rms(bad), UNEXPLAINED * whole):
         return None

@@ -1,11 +1,13 @@
 """`portlab-parity --recipe R --backends A,B`, and `portlab-parity compare A_DIR B_DIR`."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import tyro
+import yaml
 
 from portlab_parity.causes import Finding, explain
 from portlab_parity.compare import Comparison, compare
@@ -28,8 +30,8 @@ class RunCommand:
     """A shipped recipe's name, or a YAML file."""
     backends: str
     """Two or more of jax, xla, torchax, plain and scripts (mine.py), comma-separated; the first is the reference."""
-    model: str | None = None
-    """Another model than the recipe's."""
+    set: tuple[str, ...] = ()
+    """Other values for the recipe's fields: model=FOLDER lora.rank=8 lora.train_control_rows=false."""
     rows: int = ROWS
     """Rows of a step."""
     steps: int = STEPS
@@ -88,8 +90,7 @@ def run(command: RunCommand) -> int:
         raise UserError("two different backends are compared", where="--backends", fix="Give --backends jax,xla")
     pythons = dict(_python(entry) for entry in command.python)
     backends = [find_backend(name, pythons, Path(), command.device) for name in names]
-    changes: dict[str, Any] = {"dtype": command.dtype} | ({"model": command.model} if command.model else {})
-    recipe = load_recipe(command.recipe, changes)
+    recipe = load_recipe(command.recipe, {"dtype": command.dtype} | _changes(command.set))
     with folder_for(command.out) as folder:
         prepare(recipe, folder / "work", rows=command.rows, steps=command.steps)
         found = []
@@ -99,6 +100,17 @@ def run(command: RunCommand) -> int:
                 print(f"{backend.name}: evidence in {seconds:.0f} s, on {evidence.about.device}", flush=True)
             found.append(evidence)
         return finish([(found[0], other) for other in found[1:]], as_text=not command.json)
+
+
+def _changes(texts: Sequence[str]) -> dict[str, Any]:
+    """Values of the recipe's fields, as YAML reads them."""
+    changes = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"{text!r} sets no field", where="--set", fix="Give KEY=VALUE, as in lora.rank=8")
+        changes[key] = yaml.safe_load(value)
+    return changes
 
 
 def _python(text: str) -> tuple[str, Path]:

@@ -19,7 +19,8 @@ def describe(comparison: Comparison, finding: Finding | None, untested: str = ""
         lines = [f"{first} and {second} agree. Largest errors in {unit}:"]
     else:
         stage = f"{difference.stage} of step {difference.step}" if difference.step else difference.stage
-        lines = [f"{first} and {second} part in: {stage}. Errors before, in {unit}:"]
+        before = f"Errors before, in {unit}:" if comparison.errors else "Nothing was compared before."
+        lines = [f"{first} and {second} part in: {stage}. {before}"]
     for name, error in comparison.errors.items():
         tolerance = getattr(TOLERANCES[name], comparison.dtype)
         said = "equal" if not error else f"{error:,.1f}"
