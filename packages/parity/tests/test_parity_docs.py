@@ -1,0 +1,58 @@
+"""docs/parity.md: its tables are the code's, and its examples what the tool says."""
+
+import re
+import sys
+from pathlib import Path
+
+import parity_faults
+import pytest
+from parity_work import toy_work
+
+from portlab_hf import plain_script
+from portlab_hf.evidence import collect, load_script
+from portlab_parity.causes import explain
+from portlab_parity.compare import compare
+from portlab_parity.report import describe
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/parity.md").read_text()
+sys.path.insert(0, str(ROOT / "docs/scripts"))
+import parity_tables  # noqa: E402
+
+
+def block(name):
+    """What stands behind a marker, up to the next empty line."""
+    return PAGE.partition(f"<!-- {name} -->\n\n")[2].partition("\n\n")[0]
+
+
+def without_numbers(text):
+    return re.sub(r"[-\d.,e+%]*\d[\d.,e+%-]*", "#", re.sub(r" {2,}", " ", text))
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    return toy_work(tmp_path_factory.mktemp("docs"), "gemma3, two kv heads")
+
+
+@pytest.fixture(scope="module")
+def plain(work):
+    return collect(work, plain_script, "plain")
+
+
+def test_tables_are_the_codes():
+    assert block("tolerances") == parity_tables.tolerances()
+    assert block("causes") == parity_tables.causes()
+
+
+def test_agreement_is_what_the_tool_says(work, plain):
+    other = collect(work, load_script(ROOT / "packages/parity/examples/trl_script.py"), "trl_script")
+    comparison = compare(plain, other)
+    said = describe(comparison, *explain(comparison, plain, other))
+    assert without_numbers(f"```text\n{said}\n```") == without_numbers(block("agreement"))
+
+
+def test_difference_is_what_the_tool_says(work, plain):
+    mine = collect(work, parity_faults.on_model(parity_faults.one_rope), "mine")
+    comparison = compare(plain, mine)
+    said = describe(comparison, *explain(comparison, plain, mine))
+    assert without_numbers(f"```text\n{said}\n```") == without_numbers(block("difference"))
