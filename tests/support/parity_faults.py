@@ -193,6 +193,11 @@ def with_loss(reduce: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], shif
     return script(loss=lambda model, batch: reduce(*token_losses(model, batch, shift)))
 
 
+def small_gradients(model: Any) -> None:
+    for parameter in trained(model):
+        parameter.register_hook(lambda gradient: gradient / 4)  # divided by the parts of a step once more
+
+
 def mean(losses: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
     return losses.sum() / held.sum()
 
@@ -280,6 +285,7 @@ SCRIPTS: dict[str, tuple[Callable[[], SimpleNamespace], str]] = {
     "mean of the rows' means": (lambda: with_loss(mean_of_means), "loss normalisation"),
     "sum over rows": (lambda: with_loss(lambda losses, held: losses.sum() / len(losses)), "loss normalisation"),
     "mean over all columns": (lambda: with_loss(lambda losses, held: losses.mean()), "loss normalisation"),
+    "gradients divided once more": (lambda: on_model(small_gradients), "loss normalisation"),
     "no gradient for keys": (lambda: on_model(frozen), "not trained"),
     "rates of the next step": (
         lambda: with_optimizer(adamw(), lambda rates, settings: lambda step: float(rates[step + 1])),

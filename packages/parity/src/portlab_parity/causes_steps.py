@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from portlab_parity.case import Case, constant_ratio
+from portlab_parity.case import CLOSER, Case, constant_ratio
 from portlab_parity.compare import rms, rows
 from portlab_parity.steps import Adam, updates
 from portlab_spec.schedule import learning_rates
@@ -79,7 +79,8 @@ def _scaled_gradient(case: Case) -> str | None:
         return None
     flat = [np.concatenate([x[name].ravel() for name in good]) for x in (good, bad)]
     factor = constant_ratio(flat[0], flat[1], 1e-3)
-    if factor is None:
+    left = np.inf if factor is None else rms(flat[1] - factor * flat[0])
+    if factor is None or left > CLOSER * rms(flat[1] - flat[0]):
         return None
     return f"the loss agrees, and every gradient is {factor:.6g} times the other's: it is divided once more or less"
 

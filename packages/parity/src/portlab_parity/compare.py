@@ -37,8 +37,8 @@ TOLERANCES = {
     "layers": Tolerance(2048, 32, "sums of thousands of products in another order, and every layer adds its own"),
     "final norm": Tolerance(2048, 32, "as the last layer"),
     "logits": Tolerance(2048, 32, "one more product over the width"),
-    "loss": Tolerance(512, 16, "a mean of logarithms, whose errors cancel"),
-    "gradients": Tolerance(32768, 128, "backward through all layers; sums that nearly cancel lose digits"),
+    "loss": Tolerance(4096, 32, "a mean of logarithms; later steps start from adapters that are a little apart"),
+    "gradients": Tolerance(65536, 128, "in the mean square; backward through all layers, sums that nearly cancel"),
     "gradient norm": Tolerance(4096, 32, "dominated by the largest gradients, which are the most exact"),
     "learning rate": Tolerance(8, 8, "numbers from the recipe"),
     "adapter": Tolerance(8192, 128, "of the update, in the mean square, where gradients are the same beyond rounding"),
@@ -238,8 +238,9 @@ def measure(check: Check, dtype: str, tolerance: float, evidence: Evidence) -> D
     errors = roundings(x, y, dtype)
     worst = int(np.argmax(errors))
     error = float(errors.flat[worst])
-    if check.stage == "adapter":
-        # Adam keeps little but the sign of a gradient: single elements say less than their mean square.
+    if check.stage in ("gradients", "adapter"):
+        # Of millions of sums some cancel until little but their errors is left, and Adam keeps hardly more than the
+        # sign of a gradient: single elements say less than their mean square.
         scale = max(rms(x), rms(y), 1e-30) * ROUNDING[dtype]
         error = rms(x - y) / scale
     return Difference(
