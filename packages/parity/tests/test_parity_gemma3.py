@@ -23,7 +23,18 @@ from portlab_spec.packing import pack_batch
 LONG = "gemma3, two kv heads"  # three steps and answers; the others take one step
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("gemma3")])
+# Each compiles for half a minute; `nox -s parity` computes those of every family.
+QUICK = "gemma3, two kv heads"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[] if case == QUICK else [pytest.mark.slow])
+        for case in CASES
+        if case.startswith("gemma3")
+    ],
+)
 def test_both_agree(case, tmp_path):
     steps = 3 if case == LONG else 1
     work = toy_work(tmp_path, case, steps=steps, token_ids=(3, 5), answers=case == LONG)

@@ -16,7 +16,18 @@ from portlab_parity.compare import TOLERANCES, compare
 LONG = "gemma3, two kv heads"  # three steps and answers; the others take one step
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("gemma4")])
+# Each compiles for half a minute; `nox -s parity` computes those of every family.
+QUICK = "gemma4, shared keys and values"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[] if case == QUICK else [pytest.mark.slow])
+        for case in CASES
+        if case.startswith("gemma4")
+    ],
+)
 def test_both_agree(case, tmp_path):
     steps = 3 if case == LONG else 1
     work = toy_work(tmp_path, case, steps=steps, token_ids=(3, 5), answers=case == LONG)
