@@ -50,7 +50,7 @@ WITHOUT_TORCHAX = (*PACKAGES, "packages/hf", "packages/train-xla")
 OWN = ("portlab-spec", "portlab-hf")
 # Tests of what crosses packages, that need what only some environments hold.
 CROSSING = ("tests/test_backend_parity.py", "tests/test_import_rules.py")
-CODE = ("packages", "bench", "docker", "docs/scripts", "tests", "noxfile.py", "accelerator.py")
+CODE = ("packages", "bench", "docker", "docs/scripts", "tests", "conftest.py", "noxfile.py", "accelerator.py")
 
 
 # Where the TPU compiler exists.

@@ -185,7 +185,10 @@ def test_ctrl_c_is_one_line_and_leaves_nothing_half_written(tiny_chat_folder, tm
     while not has_checkpoint(out) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=120)
+    try:
+        _, stderr = process.communicate(timeout=120)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert stderr.count("\n") == 1
     assert "interrupted" in stderr
