@@ -143,7 +143,10 @@ def test_an_output_cut_off_anywhere_holds_no_call_that_the_whole_does_not(output
 
 
 def is_linear(work: Callable[[int], Callable[[], object]], n: int) -> bool:
-    """Whether twice the input takes less than three times the processor's time; noise is given three tries."""
+    """Whether twice the input takes less than three times the processor's time; noise is given three tries.
+
+    A machine may be ten times as slow as usual for a while: only the ratio tells, and that it ends.
+    """
 
     def seconds(size: int) -> float:
         run = work(size)
@@ -154,7 +157,7 @@ def is_linear(work: Callable[[int], Callable[[], object]], n: int) -> bool:
         gc.enable()
         return time.process_time() - start
 
-    return any(seconds(n) < min(4.0, 3 * max(seconds(n // 2), 0.05)) for _ in range(3))
+    return any(seconds(n) < min(30.0, 3 * max(seconds(n // 2), 0.05)) for _ in range(3))
 
 
 @pytest.mark.parametrize("name", HOSTILE)
