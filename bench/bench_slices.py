@@ -63,6 +63,8 @@ def main() -> None:
             plans.append(planned)
             figures[f"{name} on {part.name}"] = figures_of(planned, time.perf_counter() - started)
             for raw, (_, program) in zip(planned.result.programs["shapes"], planned.shapes, strict=True):
+                if not program.memory:
+                    continue  # refused: the compiler says how much it would need, and has counted nothing
                 counted = sum(raw["analytic"]["flops"].values())
                 ratios[f"{name} on {part.name}: FLOPs, compiled / analytic"] = round(program.flops / counted, 4)
     display.show(plans, searched=False)

@@ -9,6 +9,7 @@ from portlab_bench.compiled import collect, load_compiled, write_collected
 from portlab_bench.costs import for_hours, hourly, per_million, price_of
 from portlab_bench.evidence import Figure
 from portlab_bench.machines import parse_machine
+from portlab_bench.report import training_table
 from portlab_bench.train_cost import train_row
 from portlab_spec.errors import UserError
 
@@ -51,6 +52,17 @@ def test_starting_counts() -> None:
 def test_weights_that_do_not_fit() -> None:
     assert not train_row("gemma4-31b", parse_machine("1xL4")).fits
     assert train_row("gemma4-31b", parse_machine("2xH100")).fits
+
+
+def test_a_step_that_the_compiler_refused_has_its_memory_and_no_price() -> None:
+    raw = json.loads((RESULTS / "bench_slices.json").read_text())["figures"]["gemma4-31b on v5e-8"]
+    row = train_row("gemma4-31b", parse_machine("v5e-8"))
+    assert raw["hbm_needed"] > raw["hbm_usable"]
+    assert row.hbm is not None
+    assert row.hbm.value == pytest.approx(raw["hbm_needed"] / 2**30)
+    assert not row.fits
+    (line,) = training_table([row]).rows
+    assert [cell.text for cell in line[4:]] == ["-"] * 5
 
 
 def test_a_million_tokens_by_hand() -> None:

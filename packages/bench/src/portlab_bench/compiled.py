@@ -59,6 +59,23 @@ class CompiledRun(Record):
     key: str
 
 
+class RefusedRun(Record):
+    """A training run that the compiler refused for a slice: a device has less memory than the step needs.
+
+    Attributes:
+        job: key of `JOBS`.
+        slice: Cloud name.
+        hbm_needed, hbm_usable: bytes of a device, by the compiler.
+        key: where it stands in the results.
+    """
+
+    job: str
+    slice: str
+    hbm_needed: int
+    hbm_usable: int
+    key: str
+
+
 class MeasuredRun(Record):
     """A training run that ran here.
 
@@ -88,6 +105,7 @@ class Compiled(Record):
         worst_factor: between such a run and its estimate.
         efficiency_when: of it.
         runs: compiled.
+        refused: by the compiler.
         measured: on devices of this project.
     """
 
@@ -99,6 +117,7 @@ class Compiled(Record):
     worst_factor: float = Field(ge=1)
     efficiency_when: str
     runs: tuple[CompiledRun, ...] = Field(min_length=1)
+    refused: tuple[RefusedRun, ...]
     measured: tuple[MeasuredRun, ...]
 
 
@@ -119,6 +138,9 @@ def collect(results: Path) -> Compiled:
             worst_factor=backtest["ratios"]["worst factor"],
             efficiency_when=backtest["when"],
             runs=tuple(_run(name, figures) for name, figures in slices["figures"].items() if figures["fits"]),
+            refused=tuple(
+                _refused(name, figures) for name, figures in slices["figures"].items() if not figures["fits"]
+            ),
             measured=tuple(_measured(results)),
         )
     except KeyError as missing:
@@ -162,6 +184,17 @@ def _run(name: str, figures: dict[str, Any]) -> CompiledRun:
         sent=mean("sent"),
         compile_seconds=sum(shape["program"]["compile_seconds"] for shape in figures["shapes"]),
         step_seconds=modelled["step_seconds"],
+        key=f"bench/results/bench_slices.json#{name}",
+    )
+
+
+def _refused(name: str, figures: dict[str, Any]) -> RefusedRun:
+    job, _, part = name.partition(" on ")
+    return RefusedRun(
+        job=job,
+        slice=parse_slice(part).name,
+        hbm_needed=figures["hbm_needed"],
+        hbm_usable=figures["hbm_usable"],
         key=f"bench/results/bench_slices.json#{name}",
     )
 

@@ -222,11 +222,17 @@ def _train_options(question: Question, machines: Sequence[Machine], left_out: li
         row = train_row(question.job, machine)
         price = _price(question, machine)
         if not row.fits:
-            left_out.append(f"training on {machine.name}: the weights do not fit")
+            left_out.append(f"training on {machine.name}: {_too_large(row)}")
         elif price is None:
             left_out.append(f"training on {machine.name}: no dated {question.plan} price")
         else:
             yield _train_option(question, row, hourly(machine, price))
+
+
+def _too_large(row: TrainRow) -> str:
+    if row.hbm is None:
+        return "the weights do not fit"
+    return f"the step needs {row.hbm.value:.1f} GiB of {row.usable.value:.1f} a device, compiled"
 
 
 def _train_option(question: Question, row: TrainRow, hour: Figure) -> TrainOption:

@@ -110,7 +110,8 @@ def training_table(rows: Sequence[TrainRow]) -> Table:
     made = []
     for row in rows:
         if not row.fits:
-            made.append((text(row.job), text(row.machine.name), text("weights do not fit"), *[text("-")] * 6))
+            memory = (cell(row.hbm), cell(row.usable)) if row.hbm else (text("weights do not fit"), text("-"))
+            made.append((text(row.job), text(row.machine.name), *memory, *[text("-")] * 5))
             continue
         price = price_of(row.machine, provider="google")
         hour = hourly(row.machine, price) if price else None
@@ -146,6 +147,7 @@ def training_table(rows: Sequence[TrainRow]) -> Table:
         ),
         "A step is compiled for the machine where its memory stands; elsewhere the products and bytes of the step of "
         "another slice are held against this machine's peaks, and whether it fits is not known.",
+        "A step that needs more than is usable was refused by the compiler; plan-tpu --search finds what fits.",
         "USD at Google's on-demand list price; start: booting, loading and, on TPUs, compiling, about 10 minutes.",
         "The model knows peaks and no software. The one published pair (next table) has v5p-8 1.61x as fast as 2xH100; "
         f"their peaks alone would make it {paper.findings()[1].value:.2f}x.",

@@ -31,7 +31,7 @@ class TrainRow:
         model: Hugging Face id.
         machine: the hardware.
         basis: slice whose compiled step the figures come from.
-        hbm: GiB a device needs; None if the step was not compiled for this machine.
+        hbm: GiB a device needs, also of a step that the compiler refused; None if it was not compiled for this machine.
         usable: GiB that it has.
         step: seconds.
         tokens_per_second: of all chips, as the data give them.
@@ -52,7 +52,12 @@ class TrainRow:
 
     @property
     def fits(self) -> bool:
-        """False if the weights alone need more memory than all chips have; True is no promise."""
+        """False if the compiler refused the step, or the weights alone need more memory than all chips have.
+
+        True is no promise where the step was not compiled.
+        """
+        if self.hbm:
+            return self.hbm.value <= self.usable.value
         config = published_config(self.model)
         return config is None or weight_bytes(config) < self.machine.hbm_bytes
 
@@ -78,6 +83,7 @@ def train_row(job: str, machine: Machine, compiled: Compiled | None = None) -> T
     if not runs:
         raise KeyError(job)
     own = next((run for run in runs if run.slice == machine.name), None)
+    refused = next((run for run in data.refused if (run.job, run.slice) == (job, machine.name)), None)
     run = own or min(runs, key=lambda other: abs(parse_machine(other.slice).devices - machine.devices))
     seconds = run.step_seconds if own else _elsewhere(run, machine, data.efficiency)
     note = "" if own else f"products and bytes of the step compiled for {run.slice}, at this machine's peaks"
@@ -95,8 +101,8 @@ def train_row(job: str, machine: Machine, compiled: Compiled | None = None) -> T
         date=day,
     )
     hbm = None
-    if own:
-        hbm = Figure(value=own.hbm_needed / GIB, unit="GiB", evidence="compiled", record=own.key, date=day)
+    if of_step := own or refused:
+        hbm = Figure(value=of_step.hbm_needed / GIB, unit="GiB", evidence="compiled", record=of_step.key, date=day)
     return TrainRow(
         job=job,
         model=JOBS[job][0],
@@ -107,7 +113,7 @@ def train_row(job: str, machine: Machine, compiled: Compiled | None = None) -> T
         step=figure(seconds, "s", f"efficiency {data.efficiency:.2f}, fitted on published runs"),
         tokens_per_second=figure(run.tokens / seconds, "tokens/s"),
         hours=figure(run.steps * seconds / 3600, "h"),
-        overhead=train_overhead(machine, run),
+        overhead=train_overhead(machine, runs),
     )
 
 
@@ -118,16 +124,17 @@ def _elsewhere(run: CompiledRun, machine: Machine, efficiency: float) -> float:
     return max(compute, hbm) / efficiency
 
 
-def train_overhead(machine: Machine, run: CompiledRun) -> Figure:
+def train_overhead(machine: Machine, runs: Sequence[CompiledRun]) -> Figure:
     """Seconds that are paid for before the first step: starting and loading, and on TPUs compiling.
 
     On TPUs: a TPU machine's measured time until a server is healthy, its compiling included, stands for booting and
-    loading, and the step's own compile time, on the machine that compiled it, is added. On GPUs none was found
-    published with a date: the same time is assumed, without compiling.
+    loading, and the step's own compile time is added. That is the shortest of the job's compilations, for whichever
+    slice: programs of a job are of one size, and what else ran on the machine that compiled only lengthens it. On GPUs
+    no start was found published with a date: the same time is assumed, without compiling.
     """
     start = find_published("xbill9-v6e-1-start")
-    compiling = run.compile_seconds if machine.part else 0.0
-    note = "start of a TPU server, published, and the step's compile time on two CPU cores"
+    compiling = min(run.compile_seconds for run in runs) if machine.part else 0.0
+    note = "start of a TPU server, published, and the step's shortest compile time on two CPU cores"
     if not machine.part:
         note = "assumed: as long as the start of a TPU server, nothing is compiled"
     return Figure(
