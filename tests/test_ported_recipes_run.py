@@ -5,20 +5,17 @@ run, and layers that a regular expression names by the modules of a multimodal m
 """
 
 import json
-import sys
-from pathlib import Path
 
-import jax
 import pytest
-from tiny_run import save_data, save_model
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "packages/port/tests"))
 from port_cases import CASES, config
+from tiny_run import save_data, save_model
 
 from portlab_jax import cli as train_cli
 from portlab_port.port import port
 from portlab_port.read import read
 from portlab_port.recipe_file import recipe_text
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 STEPS = 3
 # All weights, a base in four bits, one in eight, a plain adapter. The others differ in numbers alone.
@@ -29,13 +26,6 @@ QUICK = ("handbook_gemma_full.yaml", "gemma_qlora_guide.py", "transformers_fp16.
 def tiny(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     return save_model(folder / "model"), save_data(folder / "data.jsonl")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.mark.parametrize(

@@ -16,18 +16,8 @@ from portlab_parity.compare import compare
 UNDECIDED = {"gradients divided once more"}
 
 
-@pytest.fixture(scope="module")
-def work(tmp_path_factory):
-    return toy_work(tmp_path_factory.mktemp("parity"), "gemma3, two kv heads")
-
-
-@pytest.fixture(scope="module")
-def right(work):
-    return collect(work, plain_script, "right")
-
-
-def test_the_same_script_agrees(work, right):
-    found = compare(right, collect(work, plain_script, "again"))
+def test_the_same_script_agrees(work, plain):
+    found = compare(plain, collect(work, plain_script, "again"))
     assert found.difference is None
     assert not any(found.errors.values())
 
@@ -37,10 +27,10 @@ def test_every_cause_is_planted():
 
 
 @pytest.mark.parametrize("fault", parity_faults.SCRIPTS)
-def test_the_cause_is_named(work, right, fault):
+def test_the_cause_is_named(work, plain, fault):
     make, name = parity_faults.SCRIPTS[fault]
     wrong = collect(work, make(), "wrong")
-    for a, b in ((right, wrong),) if fault in UNDECIDED else ((right, wrong), (wrong, right)):
+    for a, b in ((plain, wrong),) if fault in UNDECIDED else ((plain, wrong), (wrong, plain)):
         comparison = compare(a, b)
         finding, untested = explain(comparison, a, b)
         assert finding is not None, comparison.difference
@@ -48,13 +38,13 @@ def test_the_cause_is_named(work, right, fault):
         assert not untested
 
 
-def test_no_cause_is_made_up(work, right):
+def test_no_cause_is_made_up(work, plain):
     wrong = collect(work, parity_faults.on_model(parity_faults.unknown), "wrong")
-    comparison = compare(right, wrong)
+    comparison = compare(plain, wrong)
     assert comparison.difference is not None
     assert comparison.difference.tensor == "hidden.layer.02"
     assert np.isfinite(comparison.difference.error)
-    assert explain(comparison, right, wrong) == (None, "")
+    assert explain(comparison, plain, wrong) == (None, "")
 
 
 def test_a_cap_that_is_left_out(tmp_path):
@@ -66,15 +56,15 @@ def test_a_cap_that_is_left_out(tmp_path):
     assert (finding.cause.name, finding.backend) == ("softcap", "wrong")
 
 
-def test_rounding_is_not_taken_for_a_factor(work, right):
+def test_rounding_is_not_taken_for_a_factor(work, plain):
     """Gradients that are a little apart, beyond what is allowed, and not by one factor."""
     rng = np.random.default_rng(0)
     tensors = {
         name: x * (1 + 0.05 * rng.normal(size=x.shape).astype(np.float32)) if name.startswith("gradient.1.") else x
-        for name, x in right.tensors.items()
+        for name, x in plain.tensors.items()
     }
-    wrong = dataclasses.replace(right, tensors=tensors)
-    comparison = compare(right, wrong)
+    wrong = dataclasses.replace(plain, tensors=tensors)
+    comparison = compare(plain, wrong)
     assert comparison.difference is not None
     assert comparison.difference.stage == "gradients"
-    assert explain(comparison, right, wrong) == (None, "")
+    assert explain(comparison, plain, wrong) == (None, "")

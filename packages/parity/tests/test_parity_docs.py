@@ -1,14 +1,11 @@
 """docs/parity.md: its tables are the code's, and its examples what the tool says."""
 
 import re
-import sys
 from pathlib import Path
 
 import parity_faults
-import pytest
-from parity_work import toy_work
+import parity_tables
 
-from portlab_hf import plain_script
 from portlab_hf.evidence import collect, load_script
 from portlab_parity.causes import explain
 from portlab_parity.compare import compare
@@ -16,8 +13,6 @@ from portlab_parity.report import describe
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/parity.md").read_text()
-sys.path.insert(0, str(ROOT / "docs/scripts"))
-import parity_tables  # noqa: E402
 
 
 def block(name):
@@ -27,16 +22,6 @@ def block(name):
 
 def without_numbers(text):
     return re.sub(r"[-\d.,e+%]*\d[\d.,e+%-]*", "#", re.sub(r" {2,}", " ", text))
-
-
-@pytest.fixture(scope="module")
-def work(tmp_path_factory):
-    return toy_work(tmp_path_factory.mktemp("docs"), "gemma3, two kv heads")
-
-
-@pytest.fixture(scope="module")
-def plain(work):
-    return collect(work, plain_script, "plain")
 
 
 def test_tables_are_the_codes():

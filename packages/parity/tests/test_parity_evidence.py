@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import parity_faults
@@ -139,11 +141,23 @@ def test_a_script_is_run_in_a_process_of_its_own(folder, tmp_path):
 
 
 def test_a_backend_that_fails_says_its_last_words(folder, tmp_path):
-    import sys
-
     backend = Backend("broken", (sys.executable, "-c", "raise SystemExit('x: error: out of luck')"))
     with pytest.raises(CheckFailed, match="out of luck"):
         run_backend(backend, folder / "work", tmp_path / "broken")
+
+
+def test_a_backend_that_hangs_is_ended_with_what_it_started(folder, tmp_path):
+    program = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
+    with pytest.raises(CheckFailed, match="took longer than 2 s"):
+        run_backend(Backend("slow", (sys.executable, "-c", program)), folder / "work", tmp_path / "slow", timeout=2)
+    child = int((tmp_path / "slow.log").read_text())
+    state = Path(f"/proc/{child}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_what_is_no_program_is_one_line(folder, tmp_path):
+    with pytest.raises(UserError, match="cannot be run"):
+        run_backend(Backend("none", (str(tmp_path),)), folder / "work", tmp_path / "none")
 
 
 def test_unknown_backends_are_refused(tmp_path):

@@ -18,14 +18,6 @@ from portlab_spec.packing import Batch, Blocks, Packing, Rows, pack_batch, plan
 from portlab_spec.recipe import Mesh
 
 
-@pytest.fixture(scope="module")
-def quick_compilation():
-    """Programs of a file that is slow for its many compilations are compiled twice as quickly, and run slower."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 class Tiny:
     """One random model in both frameworks."""
 

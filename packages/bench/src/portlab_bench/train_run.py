@@ -4,19 +4,15 @@ A trainer leaves report.json and metrics.jsonl in its run folder; what they lack
 from outside. Nothing of the trainers is changed or imported.
 """
 
-import contextlib
 import datetime
 import os
 import platform
 import shutil
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -31,6 +27,7 @@ from portlab_spec.files import sha256_json, write_json, write_text
 from portlab_spec.packing import BatchOrder
 from portlab_spec.recipe import Recipe
 from portlab_spec.report import Report, versions
+from portlab_spec.run.child import child_process, last_words
 from portlab_spec.run.data import load_run_data, tokenize_run
 from portlab_spec.run.trackers import METRICS_FILE
 from portlab_spec.tokenizer import Tokenizer
@@ -40,8 +37,6 @@ PROGRAMS: dict[BackendName, str] = {"jax": "train-jax", "xla": "train-xla", "tor
 BUILDS = {"tpu": ("_tpu",), "cuda": ("_cuda12", "_cuda13"), "cpu": (), "auto": ()}
 RECIPE = "recipe.yaml"
 POLL_SECONDS = 0.1
-GRACE_SECONDS = 10.0  # between asking a trainer that ran too long to end, and ending it
-LAST_LINES = 3  # of its log in the message on one that failed
 
 
 @dataclass(frozen=True)
@@ -238,7 +233,7 @@ def run_one(
     if code is None:
         return base.model_copy(update={"failure": f"ended after {timeout:g} s, its --timeout"})
     if code:
-        return base.model_copy(update={"failure": f"exit code {code}: {_last_words(log)}"})
+        return base.model_copy(update={"failure": f"exit code {code}: {last_words(log)}"})
     try:
         if trainer.backend == "trl":
             return read_work(base, folder, recipe, work, at, warm_up)
@@ -303,7 +298,7 @@ def _watch(
 ) -> tuple[int | None, float | None]:
     """Run a command; its exit code (None if it had to be ended), and seconds until its first line of metrics."""
     first = None
-    with log.open("wb") as stream, _process(command, environment, stream) as process:
+    with log.open("wb") as stream, child_process(command, environment, stream) as process:
         started = time.monotonic()
         while process.poll() is None:
             now = time.monotonic() - started
@@ -313,42 +308,6 @@ def _watch(
                 return None, first
             time.sleep(POLL_SECONDS)
         return process.returncode, first
-
-
-@contextlib.contextmanager
-def _process(command: Sequence[str], environment: Mapping[str, str], log: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A child in a process group of its own, which is gone afterwards, whatever happens: with its own children."""
-    try:
-        # Unbuffered, so that the log of one that is ended holds its last words.
-        variables = os.environ | {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"} | dict(environment)
-        process = subprocess.Popen(
-            command,
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise UserError(f"cannot be run ({error.strerror})", where=command[0], fix="Check --python") from None
-    try:
-        yield process
-    finally:
-        for number, patience in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, None)):
-            if process.poll() is not None:
-                break
-            os.killpg(process.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(patience)
-        # The leader is gone; what it started and left behind goes too.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-def _last_words(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if ": error: " in line]
-    return errors[-1] if errors else " / ".join(lines[-LAST_LINES:]) or "it said nothing"
 
 
 def load_train_run(path: Path) -> TrainRun:

@@ -277,14 +277,12 @@ def tied_head(case: Case) -> str | None:
 def _scored_states(case: Case) -> tuple[np.ndarray | None, list[int]]:
     """Final states that predict tokens whose logits were kept, as far as they were probed, and which those are."""
     finals, kept, places = [], [], []
-    at = 0
     for row, target in enumerate(case.good.tensors["target"]):
         real = case.good.tensors["real"][row]
         columns = probe_columns(case.lengths[row]).tolist()
         for t in np.flatnonzero(target[real]):
             places.append((row, columns.index(t - 1) if t - 1 in columns else None))
-            at += 1
-    chosen = logit_rows(at, case.good.tensors["logits"].shape[1])
+    chosen = logit_rows(len(places), case.good.tensors["logits"].shape[1])
     for number, index in enumerate(chosen):
         row, place = places[index]
         if place is not None:

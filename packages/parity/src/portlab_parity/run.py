@@ -1,7 +1,6 @@
 """Backends run as processes of their own environments, one after the other, each leaving its evidence in a folder."""
 
 import contextlib
-import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from portlab_spec.errors import CheckFailed, UserError
 from portlab_spec.evidence import Evidence
+from portlab_spec.run.child import child_process, last_words
 
 # What writes the evidence, and the environments of the repository in which it is installed, in order.
 MODULES = {
@@ -21,7 +21,6 @@ MODULES = {
     "torchax": ("portlab_torchax.evidence", ("train_torchax", "tests_torchax")),
     "plain": ("portlab_hf.evidence", ("train_xla", "tests_xla", "tests")),
 }
-LAST_LINES = 3
 
 
 @dataclass(frozen=True)
@@ -100,40 +99,26 @@ def run_backend(backend: Backend, work: Path, out: Path, timeout: float | None =
         Its evidence, and the seconds it took.
 
     Raises:
-        CheckFailed: the backend failed; its last words are in the message.
+        UserError: its program cannot be run.
+        CheckFailed: the backend failed or took too long; its last words are in the message.
     """
     log = out.with_name(f"{out.name}.log")
     command = [*backend.command, str(work), str(out), *backend.more]
-    variables = os.environ | {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"} | dict(backend.environment)
     shutil.rmtree(out, ignore_errors=True)
     log.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    with log.open("wb") as stream:
+    with log.open("wb") as stream, child_process(command, backend.environment, stream) as process:
         try:
-            done = subprocess.run(
-                command,
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                timeout=timeout,
-                check=False,
-            )
+            code = process.wait(timeout)
         except subprocess.TimeoutExpired:
             raise CheckFailed(
                 f"the backend {backend.name} took longer than {timeout:g} s", where=str(log), fix="Give it more time"
             ) from None
-    if done.returncode:
+    if code:
         raise CheckFailed(
-            f"the backend {backend.name} failed: {_last_words(log)}", where=str(log), fix="Read the log, and mend it"
+            f"the backend {backend.name} failed: {last_words(log)}", where=str(log), fix="Read the log, and mend it"
         )
     return Evidence.load(out), time.monotonic() - started
-
-
-def _last_words(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if ": error: " in line]
-    return errors[-1] if errors else " / ".join(lines[-LAST_LINES:]) or "it said nothing"
 
 
 @contextlib.contextmanager

@@ -1,11 +1,11 @@
-"""The public configurations in `configs/`, and what is told beside each."""
+"""The public configurations in packages/port/tests/configs, and what is told beside each."""
 
 from pathlib import Path
 
 from portlab_port.build import Answers
 
-CONFIGS = Path(__file__).parent / "configs"
-REPORTS = Path(__file__).parent / "reports"
+TESTS = Path(__file__).parents[2] / "packages/port/tests"
+CONFIGS, REPORTS = TESTS / "configs", TESTS / "reports"
 
 
 def config(name: str) -> str:

@@ -1,8 +1,4 @@
-"""train-jax and plain transformers with PEFT agree on toys of every kind of layer of Gemma 3."""
-
-import os
-
-os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # compiles in half the time
+"""train-jax and plain transformers with PEFT agree on toys of every kind of layer."""
 
 import jax
 import numpy as np
@@ -20,20 +16,15 @@ from portlab_parity.compare import TOLERANCES, compare
 from portlab_spec.assets import ModelFolder
 from portlab_spec.packing import pack_batch
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 LONG = "gemma3, two kv heads"  # three steps and answers; the others take one step
-
-
-# Each compiles for half a minute; `nox -s parity` computes those of every family.
-QUICK = "gemma3, two kv heads"
+# One of each family. Each compiles for half a minute; `nox -s parity` computes those of every kind.
+QUICK = (LONG, "gemma4, shared keys and values")
 
 
 @pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, marks=[] if case == QUICK else [pytest.mark.slow])
-        for case in CASES
-        if case.startswith("gemma3")
-    ],
+    "case", [pytest.param(case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in CASES]
 )
 def test_both_agree(case, tmp_path):
     steps = 3 if case == LONG else 1

@@ -1,6 +1,6 @@
 """The reference of recipes, written from the models that check them: docs/recipe-reference.md.
 
-python -m portlab_spec.recipe_reference > docs/recipe-reference.md
+python docs/scripts/recipe_reference.py > docs/recipe-reference.md
 """
 
 import types
